@@ -23,11 +23,12 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.workers.guard.client import Launch
 from tests.cli.support import COMMAND, clean_environment
 from tests.names import unique
+from tests.workers.support import StandIn
 
 SCRIPTS = Path(__file__).parent / "scripts"
-GUARDED = Path(__file__).parent / "guarded.py"
 PATIENCE_S = 500.0
 """A guard against hangs. Tests wait for launches in threads, which the time-out of a test does not reach."""
 
@@ -50,11 +51,6 @@ class Job:
     variables: Mapping[str, str] = field(default_factory=dict)
     commands: Sequence[Sequence[Argument]] = ()
     """Other commands for each slot; agents have the same for all."""
-
-    @property
-    def redirects(self) -> str:
-        """torchrun's word for which of stdout and stderr go to files."""
-        return "0" if self.terminal else "3"
 
     @property
     def command(self) -> list[Argument]:
@@ -134,21 +130,18 @@ class BarePython:
 class Agent:
     """``elastic-agent``, which starts its workers cold or warm."""
 
-    start: str
-
-    @property
-    def name(self) -> str:
-        return self.start
+    name: str
+    """How it starts them."""
 
     def run(self, job: Job, folder: Path) -> Outcome:
         run_id = unique("conformance")
         own = [
             *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
             *("--restart-window", "0.001"),  # as with torchrun, attempts follow each other at once
-            *("--redirects", job.redirects, "--log-dir", str(folder / "logs")),
+            *("--redirects", "0" if job.terminal else "3", "--log-dir", str(folder / "logs")),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", run_id, "--node-id", "here", "--shutdown-timeout", "60", "--lease-ttl", "60"),
-            *("--worker-start", self.start),
+            *("--worker-start", self.name),
             *("--start-timeout", "600"),  # never cold because the machine is busy
         ]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
@@ -172,37 +165,41 @@ class GuardedWarm:
     name = "guarded-warm"
 
     def run(self, job: Job, folder: Path) -> Outcome:
-        def launch(attempt: int, slot: int) -> dict[str, object]:
-            files = {} if job.terminal else _files(folder, attempt, slot)
-            return {
-                "slot": slot,
-                "argv": [os.fsdecode(part) for part in (sys.executable, "-u", *job.command_of(slot))],
-                "env": job.environment(_stand_ins(job, attempt, slot)),
-                "warm": True,
-                **{stream: str(path) for stream, path in files.items()},
-            }
+        said = folder / "said.log"
+        with said.open("ab") as file:
+            surroundings = {"cwd": job.cwd, "env": job.environment()}
+            agent = StandIn(file.fileno(), PATIENCE_S, stderr=file.fileno(), **surroundings)
+        workers: dict[tuple[int, int], Worker] = {}
+        try:
+            agent.do("keep_warm", script=job.script, module=job.module, slots=job.slots)
+            for attempt in range(job.restarts + 1):
+                now = self._attempt(agent, job, folder, attempt)
+                workers.update({(attempt, slot): worker for slot, worker in now.items()})
+                if not any(worker.code for worker in now.values()):
+                    break
+            expected = {"standin", "Ready", "Warm", "Spawned", "Exited", "Stopped"}
+            assert {event["name"] for event in agent.events} == expected, agent.events
+        finally:
+            agent.close()
+        return Outcome(workers, said.read_text(errors="replace"))
 
-        attempts = [
-            [launch(attempt, slot) for slot in range(job.slots)] for attempt in range(job.restarts + 1)
-        ]
-        plan = {"script": job.script, "module": job.module, "attempts": attempts}
-        (folder / "plan.json").write_text(json.dumps(plan))
-        command = [sys.executable, str(GUARDED), str(folder / "plan.json"), str(folder / "codes.json")]
-        said = _run_and_read([*command], job, folder)
-        assert (folder / "codes.json").exists(), said
-        codes = json.loads((folder / "codes.json").read_text())
-        workers = {
-            (attempt, int(slot)): Worker(
-                code, *(_content(path) for path in _files(folder, attempt, int(slot)).values())
+    def _attempt(self, agent: StandIn, job: Job, folder: Path, attempt: int) -> dict[int, Worker]:
+        launches = [
+            Launch(
+                slot,
+                tuple(os.fsdecode(part) for part in (sys.executable, "-u", *job.command_of(slot))),
+                job.environment(_stand_ins(job, attempt, slot)),
+                **{stream: str(folder / f"{stream}-{attempt}-{slot}") for stream in ("stdout", "stderr")},
+                warm=True,
             )
-            for attempt, by_slot in enumerate(codes)
-            for slot, code in by_slot.items()
-        }
-        return Outcome(workers, said)
-
-
-def _files(folder: Path, attempt: int, slot: int) -> dict[str, Path]:
-    return {stream: folder / f"{stream}-{attempt}-{slot}" for stream in ("stdout", "stderr")}
+            for slot in range(job.slots)
+        ]
+        agent.start(*launches, generation=attempt + 1)
+        ends = [agent.until("Exited") for _ in launches]
+        agent.stop(PATIENCE_S)
+        codes = {end["slot"]: end["returncode"] for end in ends}
+        files = ((launch.slot, Path(str(launch.stdout)), Path(str(launch.stderr))) for launch in launches)
+        return {slot: Worker(codes[slot], out.read_bytes(), err.read_bytes()) for slot, out, err in files}
 
 
 Launcher = BarePython | Agent | GuardedWarm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def run(launcher: Launcher, folder: Path, script: Path) -> Told:
         path.write_text(content)
     variables = {"CONFORMANCE_FOLDER": str(folder), "PYTHONPATH": str(folder / "site-packages")}
     job = Job(str(script), restarts=1, cwd=folder, variables=variables)
-    outcome = launcher.run(dataclasses.replace(job), folder)
+    outcome = launcher.run(job, folder)
     told: Told = {}
     for attempt, code in ((0, 1), (1, 0)):
         worker = outcome.worker(attempt, 0)
@@ -84,8 +83,6 @@ def check(plain: Told, *others: Told) -> None:
 
 
 def test_imports_come_to_the_same_as_under_plain_python(tmp_path: Path) -> None:
-    for name in ("plain", "guarded"):
-        (tmp_path / name).mkdir()
     plain = run(BARE, tmp_path / "plain", SCRIPT)
     check(plain, run(GUARDED_WARM, tmp_path / "guarded", SCRIPT))
 
@@ -94,8 +91,6 @@ def test_imports_come_to_the_same_as_under_plain_python(tmp_path: Path) -> None:
 def test_imports_of_frameworks_come_to_the_same_as_under_plain_python(tmp_path: Path) -> None:
     """Under plain Python, and at two starts under the agent."""
     script = SCRIPTS / "surroundings_with_frameworks.py"
-    for name in ("plain", "agent"):
-        (tmp_path / name).mkdir()
     plain, first = run(BARE, tmp_path / "plain", script), run(WARM, tmp_path / "agent", script)
     for name in ("logs", "journal", "state"):
         (tmp_path / "agent" / name).rename(tmp_path / "agent" / f"first-{name}")

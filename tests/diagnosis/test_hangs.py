@@ -14,8 +14,8 @@ from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeRepor
 LOADER_STACK = "/job/train.py:40 in main\n/venv/torch/utils/data/dataloader.py:1289 in _get_data"
 
 
-def reduces(last: int, size: int = 25_000_000) -> tuple[Collective, ...]:
-    return tuple(Collective(serial, "all_reduce", size) for serial in range(max(1, last - 3), last + 1))
+def reduces(last: int) -> tuple[Collective, ...]:
+    return tuple(Collective(serial, "all_reduce", 25_000_000) for serial in range(max(1, last - 3), last + 1))
 
 
 def group(

@@ -238,12 +238,6 @@ def test_of_two_exits_with_0_shortly_after_one_another_the_first_is_the_cause(
     assert found(known).rank == rank
 
 
-def test_a_syntax_error_is_named_with_its_line() -> None:
-    stderr = "  File \"/mnt/syn.py\", line 4\n    def f()\n           ^\nSyntaxError: expected ':'\n"
-    cause = found([report(0, worker(0, 0, End(1, 0.0, stderr), 1e9))])
-    assert headline(cause).endswith("SyntaxError: expected ':' (at syn.py:4)")
-
-
 def test_identical_errors_are_folded() -> None:
     end = scene("disk_full")[0]
     known = [
@@ -259,21 +253,22 @@ def test_identical_errors_are_folded() -> None:
         ("sigkill", {"oom_kills": "1", "memory_limit": "2.0 GB"}, CauseKind.OUT_OF_MEMORY, "limit 2.0 GB"),
         ("sigkill", {"oom_kills": "0"}, CauseKind.SIGNAL, ""),
         ("loader_sigkill", {"oom_kills": "2"}, CauseKind.OUT_OF_MEMORY, "the kernel killed it"),
+        (
+            "disk_full",
+            {"disk_full": "/data: 0 B of 1 TB free"},
+            CauseKind.EXCEPTION,
+            "/data: 0 B of 1 TB free",
+        ),
     ],
-    ids=["a worker", "no kill by the kernel", "a process of a data loader"],
+    ids=["a worker", "no kill by the kernel", "a process of a data loader", "a full disk"],
 )
-def test_a_kill_by_the_kernel_for_memory_is_a_lack_of_memory(
+def test_a_kill_for_memory_and_a_full_disk_are_explained_by_what_was_observed_on_the_machine(
     name: str, facts: dict[str, str], kind: CauseKind, meaning: str
 ) -> None:
     cause = found(reports(name, **facts))
     assert cause.kind is kind
     assert meaning in cause.meaning
     assert ("memory" in render(cause)) == (kind is CauseKind.OUT_OF_MEMORY)
-
-
-def test_a_full_disk_is_named() -> None:
-    cause = found(reports("disk_full", disk_full="/data: 0 B of 1.0 TB free"))
-    assert "/data: 0 B of 1.0 TB free" in cause.meaning
 
 
 def test_a_worker_that_was_stopped_after_it_had_failed_is_the_cause() -> None:
@@ -394,8 +389,8 @@ def end_of_connection(peer: str) -> End:
     return End(1, 0.0, scene("sigkill")[1].stderr.replace("[127.0.0.1]", f"[{peer}]"))
 
 
-def broken(rank: int, peer: str = "10.0.0.2", failed_s: float = 1e9) -> NodeReport:
-    return report(rank, worker(0, rank, end_of_connection(peer), failed_s))
+def broken(rank: int, peer: str = "10.0.0.2") -> NodeReport:
+    return report(rank, worker(0, rank, end_of_connection(peer), 1e9))
 
 
 def test_a_lost_node_is_the_cause_of_broken_connections() -> None:

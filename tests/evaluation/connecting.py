@@ -22,8 +22,25 @@ def blocked(rule: str, *nodes: str, how: str = "") -> Callable[[Stage], None]:
     return play
 
 
-def scripted(name: str) -> Callable[[Stage], None]:
-    return lambda stage: stage.start_all(script=FOLDER / name)
+def scripted(name: str, text: str) -> Callable[[Stage], None]:
+    return lambda stage: stage.start_all(script=stage.write(name, text))
+
+
+OWN_ADDRESS = """
+import os
+import torch.distributed as dist
+os.environ["MASTER_ADDR"] = "localhost"
+dist.init_process_group("gloo")
+dist.barrier()
+"""
+LOCAL_RANKS = """
+import os
+import torch.distributed as dist
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("gloo", rank=local_rank, world_size=int(os.environ["WORLD_SIZE"]))
+dist.barrier()
+"""
+"""What is written for one machine, as in many scripts."""
 
 
 def docker0(stage: Stage) -> None:
@@ -59,9 +76,9 @@ CONNECTING = (
          dict.fromkeys("ab", Words(r"bootstrap|port 20\d\d\d", r"\b[ab]\b", "--port-range|allow TCP"))),
     Case("gloo is told to use docker0", docker0,
          dict.fromkeys("ab", Words("GLOO_SOCKET_IFNAME=docker0 is an interface for containers", "of this machine", "set GLOO_SOCKET_IFNAME=eth0"))),
-    Case("the script sets MASTER_ADDR=localhost", scripted("own_address.py"),
+    Case("the script sets MASTER_ADDR=localhost", scripted("own_address.py", OWN_ADDRESS),
          dict.fromkeys("ab", Words("sets MASTER_ADDR=localhost", r"own_address.py:\d+", "remove that line"))),
-    Case("the script takes LOCAL_RANK for its rank", scripted("local_ranks.py"),
+    Case("the script takes LOCAL_RANK for its rank", scripted("local_ranks.py", LOCAL_RANKS),
          dict.fromkeys("ab", Words("passes LOCAL_RANK as rank", r"local_ranks.py:\d+", "use RANK"))),
     Case("a network cable is pulled", cable_pulled,
          {"a": Words("b was lost|b lost", r"\bb\b", "rebooted|network"),

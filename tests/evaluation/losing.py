@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+
+from elastic_agent.testing.processes import NodeProcess
 
 from .connecting import COLLECTIVES
 from .stage import Case, Stage, Words
 
 
-def training(stage: Stage) -> None:
-    stage.start_all(script=COLLECTIVES)
-    for node in stage.nodes:
-        stage.said(node, "training")
+def while_training(what: Callable[[NodeProcess], object], node: str = "b") -> Callable[[Stage], None]:
+    """Do something to the agent of a node when all workers train."""
+
+    def play(stage: Stage) -> None:
+        stage.start_all(script=COLLECTIVES)
+        for each in stage.nodes:
+            stage.said(each, "training")
+        what(stage.cluster.agents[node])
+
+    return play
 
 
-def agent_killed(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["b"].signal(signal.SIGKILL)
-
-
-def machine_killed(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["b"].kill_node()
-
-
-def machine_frozen(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["b"].freeze_node()
-
-
-def host_killed(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["a"].kill_node()
-
-
-def interrupted(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["b"].signal(signal.SIGINT)
-
-
-def terminated(stage: Stage) -> None:
-    training(stage)
-    stage.cluster.agents["b"].signal(signal.SIGTERM)
+def sent(signum: signal.Signals) -> Callable[[Stage], None]:
+    return while_training(lambda agent: agent.signal(signum))
 
 
 def full_log_disk(stage: Stage) -> None:
@@ -64,15 +47,15 @@ GONE = Words("node b (was lost|stopped reporting)", r"\bb\b", "see on that machi
 LEFT = Words("b leaves", r"\bb\b", "waiting for 1 more node")
 
 LOSING = (
-    Case("an agent is killed", agent_killed, {"a": GONE}),
-    Case("a machine is switched off", machine_killed, {"a": GONE}),
-    Case("a machine freezes", machine_frozen, {"a": GONE}),
-    Case("the machine with the store is switched off", host_killed,
+    Case("an agent is killed", sent(signal.SIGKILL), {"a": GONE}),
+    Case("a machine is switched off", while_training(NodeProcess.kill_node), {"a": GONE}),
+    Case("a machine freezes", while_training(NodeProcess.freeze_node), {"a": GONE}),
+    Case("the machine with the store is switched off", while_training(NodeProcess.kill_node, "a"),
          {"b": Words("(lost the connection to|waiting for) the store", r"node a \(10\.213\.77\.1\)",
                     "start the same command on a again")}),
-    Case("Ctrl-C on one machine", interrupted,
+    Case("Ctrl-C on one machine", sent(signal.SIGINT),
          {"a": LEFT, "b": Words("SIGINT|interrupted|Ctrl-C", "this node|\\bb\\b", "")}),
-    Case("SIGTERM to one agent", terminated, {"a": LEFT, "b": Words("SIGTERM", "this node|\\bb\\b", "")}),
+    Case("SIGTERM to one agent", sent(signal.SIGTERM), {"a": LEFT, "b": Words("SIGTERM", "this node|\\bb\\b", "")}),
     Case("the disk of the workers' output is full", full_log_disk,
          dict.fromkeys("ab", Words("root cause: .*no space for its output", "on host-b", "free space on that disk"))),
 )  # fmt: skip

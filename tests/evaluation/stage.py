@@ -46,7 +46,6 @@ class Case:
     nodes: tuple[str, ...] = ("a", "b")
     nnodes: str = ""
     run_id: str | None = "job"
-    options: tuple[str, ...] = ()
 
 
 def plain(text: str) -> str:

@@ -19,12 +19,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from elastic_agent.linux import boottime_s
+from elastic_agent.testing.processes import Lines
 
 from .stage import Stage, plain, staged
 
@@ -177,20 +179,15 @@ def _start(stage: Stage, node: str) -> None:
     stage.start(node, slots=2, script=SCRIPT, setup=setup, CAUSES_FOLDER=str(stage.folder))
 
 
-def _notes(stage: Stage) -> list[dict[str, Any]]:
-    with suppress(FileNotFoundError):
-        lines = (stage.folder / "moments.jsonl").read_bytes().splitlines()
-        return [json.loads(line) for line in lines]
-    return []
-
-
 def _begin(stage: Stage, after: int) -> int:
     """Wait until all six workers of a later generation train; which one."""
 
+    moments = Lines(stage.folder / "moments.jsonl")
+
     def look() -> int | None:
         training: dict[int, set[str]] = {}
-        for note in _notes(stage):
-            if note["kind"] == "training" and note["generation"] > after:
+        for note in moments.of("training"):
+            if note["generation"] > after:
                 training.setdefault(note["generation"], set()).add(note["worker"])
         newest = max(training, default=0)
         return newest if newest and len(training[newest]) == len(WORKERS) else None
@@ -209,16 +206,11 @@ def _play(stage: Stage, generation: int, order: Order) -> Outcome:
     draft.rename(stage.folder / f"order.{generation}.json")
     lost = [_kill_node(stage, order.victim, at_s)] if order.kind == NODE_LOST else []
     said = _explanations(stage, generation, [node for node in NODES if not lost or node != order.victim])
-    notes = [
-        note for note in _notes(stage) if note["generation"] == generation and note["kind"] != "training"
-    ]
+    moments = Lines(stage.folder / "moments.jsonl").all()
+    notes = [note for note in moments if note["generation"] == generation and note["kind"] != "training"]
     if lost:
         _start(stage, order.victim)
     return Outcome([*notes, *lost], said)
-
-
-def boottime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _kill_node(stage: Stage, node: str, at_s: float) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def _tools() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_terminal_names_cause_machine_and_remedy(case: Case, tmp_path: Path) -> None:
-    with staged(tmp_path, case.nodes, case.nnodes, case.run_id, case.options) as stage:
+    with staged(tmp_path, case.nodes, case.nnodes, case.run_id) as stage:
         case.play(stage)
         stage.check(case.expected)
 

@@ -2,58 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
+
+from tests.client.support import launched
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DIGITS = EXAMPLES / "digits_ddp.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
-SET_BY_LAUNCHERS = re.compile(
-    r"(RANK|WORLD_SIZE|MASTER_|GROUP_|LOCAL_|ROLE_|TORCHELASTIC_|ELASTIC_AGENT_|PET_)"
-)
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
 
-@contextmanager
-def started(*command: object, run_id: str = "examples") -> Iterator[subprocess.Popen[str]]:
-    """The command, with its output as text; nothing it started outlives the block."""
-    environ = {name: value for name, value in os.environ.items() if not SET_BY_LAUNCHERS.match(name)}
-    with subprocess.Popen(
-        [str(part) for part in command],
-        env={**environ, "OMP_NUM_THREADS": "1", "ELASTIC_AGENT_RUN_ID": run_id},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            kill_with_descendants(process.pid)
-
-
-def kill_with_descendants(pid: int) -> None:
-    with suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(pid)
-        for process in [*parent.children(recursive=True), parent]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+def surroundings(run_id: str) -> dict[str, str]:
+    return launched({"OMP_NUM_THREADS": "1", "ELASTIC_AGENT_RUN_ID": run_id})
 
 
 def run(*command: object, run_id: str = "examples", expect: int = 0) -> str:
     """The command's output, after it ended with the exit code `expect`."""
-    with started(*command, run_id=run_id) as process:
-        output, _ = process.communicate()
-    assert process.returncode == expect, output
-    return output
+    words = [str(part) for part in command]
+    done = subprocess.run(
+        words, env=surroundings(run_id), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == expect, done.stdout
+    return done.stdout
 
 
 def losses(output: str) -> dict[int, float]:
@@ -86,8 +62,9 @@ def test_the_result_does_not_depend_on_the_number_of_workers(undisturbed: str, t
 
 
 def test_killed_training_resumes_from_its_checkpoint(undisturbed: str, tmp_path: Path) -> None:
-    command = (sys.executable, DIGITS, "--checkpoint-dir", tmp_path, "--checkpoint-every", 10)
-    with started(*command, "--steps", 60, "--log-every", 5, "--step-time", 0.02, run_id="a/b") as process:
+    options = ("--checkpoint-every", "10", "--steps", "60", "--log-every", "5", "--step-time", "0.02")
+    command = [sys.executable, str(DIGITS), "--checkpoint-dir", str(tmp_path), *options]
+    with subprocess.Popen(command, env=surroundings("a/b"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("digits: step=25/"):

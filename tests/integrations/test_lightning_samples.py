@@ -15,9 +15,9 @@ def loader(*, shuffle: bool, generator: torch.Generator | None = None) -> DataLo
     return DataLoader([*range(10)], batch_size=2, shuffle=shuffle, generator=generator)  # type: ignore[arg-type]
 
 
-def order(samples: Samples, own: DataLoader[int], world: dict[str, int] | None, epoch: int = 3) -> list[int]:
+def order(samples: Samples, own: DataLoader[int], world: dict[str, int] | None) -> list[int]:
     """Of the loader's samples. Lightning asks for a random order whenever it trains."""
-    sampler: Any = samples.sampler_for(own, shuffle=True, epoch=epoch, world=world)
+    sampler: Any = samples.sampler_for(own, shuffle=True, epoch=3, world=world)
     return [*(own.batch_sampler.sampler if sampler is None else sampler)]  # type: ignore[union-attr]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.client._cells import HeartbeatFile
-from tests.client.support import SLOT, launched, under_agent
+from tests.client.support import SLOT, run_script, under_agent
 
 BEGIN = """
 from elastic_agent.integrations import post_import
@@ -188,23 +189,26 @@ CASES = {
 }
 
 
+@pytest.fixture
+def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
+    with closing(HeartbeatFile.create(tmp_path, SLOT + 1)) as made:
+        yield made
+
+
+def train(script: str, cells: HeartbeatFile) -> subprocess.CompletedProcess[str]:
+    """Run a script in a worker with this heartbeat file."""
+    variables = {**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}
+    return run_script(BEGIN + textwrap.dedent(script), variables)
+
+
 @pytest.mark.parametrize(("script", "steps"), CASES.values(), ids=CASES.keys())
-def test_steps_are_counted_as_the_script_makes_them(script: str, steps: int | None, tmp_path: Path) -> None:
-    cells = HeartbeatFile.create(tmp_path, SLOT + 1)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", BEGIN + textwrap.dedent(script)],
-            env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        assert steps is None or cells.optimizer_steps(SLOT) == steps
-        assert "compile" in script or done.stderr == ""
-        assert cells.read(SLOT) == (0, 0), "nothing else was reported for the script"
-    finally:
-        cells.close()
+def test_steps_are_counted_as_the_script_makes_them(
+    script: str, steps: int | None, cells: HeartbeatFile
+) -> None:
+    done = train(script, cells)
+    assert steps is None or cells.optimizer_steps(SLOT) == steps
+    assert "compile" in script or done.stderr == ""
+    assert cells.read(SLOT) == (0, 0), "nothing else was reported for the script"
 
 
 CHILD = """
@@ -219,29 +223,16 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_child_may_report_heartbeats_after_steps_of_a_worker_that_reports_none(tmp_path: Path) -> None:
-    cells = HeartbeatFile.create(tmp_path, SLOT + 1)
-    try:
-        subprocess.run(
-            [sys.executable, "-c", BEGIN + CHILD],
-            env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
-            check=True,
-            timeout=300,
-        )
-        assert (cells.read(SLOT), cells.optimizer_steps(SLOT)) == ((1, 8), 1)
-        assert cells.handles_notices(SLOT)
-    finally:
-        cells.close()
+def test_a_child_may_report_heartbeats_after_steps_of_a_worker_that_reports_none(
+    cells: HeartbeatFile,
+) -> None:
+    train(CHILD, cells)
+    assert (cells.read(SLOT), cells.optimizer_steps(SLOT)) == ((1, 8), 1)
+    assert cells.handles_notices(SLOT)
 
 
 def test_a_worker_without_its_file_trains_as_if_nothing_were_counted(tmp_path: Path) -> None:
     cells = HeartbeatFile.create(tmp_path, SLOT + 1)
     cells.close()
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(CASES["SGD"][0])],
-        env=launched({**under_agent(cells), "ELASTIC_AGENT_PROGRESS": "nobody"}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = train(CASES["SGD"][0], cells)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -216,10 +216,8 @@ class Slurm:
         self.wait("all nodes to be idle", lambda: self._node_states() == idle)
 
     def _munge_files(self) -> list[str]:
-        names = {"key": "key", "socket": "socket", "pid": "pid", "log": "log", "seed": "seed"}
-        options = {name: f"--{name}-file={self.folder}/munge.{end}" for name, end in names.items()}
-        options["socket"] = f"--socket={self.folder}/munge.socket"
-        return list(options.values())
+        files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+        return [f"--socket={self.folder}/munge.socket", *files]
 
     def _daemon(self, name: str, *command: str, **variables: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -256,7 +254,7 @@ class Slurm:
         """The end of the first process of a PID namespace is the end of all processes in it."""
         if self._init is not None:
             for pid in linux.children(self._init.pid):
-                _send(pid, signal.SIGKILL)
+                linux.send_signal(pid, signal.SIGKILL)
             self._init.wait()
         for daemon in self._daemons.values():
             daemon.send_signal(signal.SIGCONT)  # nsenter stops with the slurmd of a node that hangs
@@ -274,17 +272,17 @@ class Slurm:
         self.ask("ip", "link", "set", f"port-{name}", "down")
         pids = self.processes(SLURMD_NODENAME=name)  # Slurm's own inherit it from slurmd
         for pid in sorted(pids):
-            _send(pid, signal.SIGSTOP)
+            linux.send_signal(pid, signal.SIGSTOP)
         # Children first: at the death of its parent the kernel continues a stopped process group, with SIGHUP, at which
         # srun ends the step on all other nodes.
         for pid in sorted(pids, reverse=True):
-            _send(pid, signal.SIGKILL)
+            linux.send_signal(pid, signal.SIGKILL)
         self._daemons[name].wait()
 
     def hang_node(self, name: str) -> None:
         """The node's slurmd answers nobody any more; what it has started runs on."""
         for pid in linux.children(self._daemons[name].pid):
-            _send(pid, signal.SIGSTOP)
+            linux.send_signal(pid, signal.SIGSTOP)
 
     def wake_node(self, name: str) -> None:
         """Continue its slurmd."""
@@ -342,23 +340,21 @@ class Slurm:
 
     def processes(self, **variables: str) -> list[int]:
         """Processes that have all of these in the environment they were started with, and this cluster's mark."""
-        wanted = [f"{name}={value}".encode() for name, value in {MARK: self.mark, **variables}.items()]
+        wanted = {MARK: self.mark, **variables}.items()
         found = []
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError):
-                    environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
-                    if all(variable in environment for variable in wanted):
-                        found.append(int(entry))
+        for process in linux.all_processes():
+            with contextlib.suppress(OSError):
+                if wanted <= linux.environment(process.pid).items():
+                    found.append(process.pid)
         return found
 
     # -- waiting and telling --------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+    def wait(self, what: str, look: Callable[[], T | None]) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
-        ends_s = time.monotonic() + timeout_s
+        ends_s = time.monotonic() + PATIENCE_S
         while not (found := look()):
-            assert time.monotonic() < ends_s, f"waited {timeout_s:g} s for {what}\n{self.story()}"
+            assert time.monotonic() < ends_s, f"waited {PATIENCE_S:g} s for {what}\n{self.story()}"
             time.sleep(LOOK_EVERY_S)
         return found
 
@@ -398,10 +394,10 @@ class Job:
             for file in sorted(self.folder.glob("*.out"))
         )
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+    def wait(self, what: str, look: Callable[[], T | None]) -> T:
         """Wait until ``look`` finds something; the failure shows the job's output too."""
         try:
-            return self.slurm.wait(what, look, timeout_s)
+            return self.slurm.wait(what, look)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.output[-8000:]}") from None
 
@@ -437,8 +433,3 @@ class Job:
     def processes(self) -> list[int]:
         """Those that its steps started, wherever they hang now."""
         return self.slurm.processes(SLURM_JOB_ID=self.id)
-
-
-def _send(pid: int, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)

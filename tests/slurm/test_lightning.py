@@ -9,7 +9,7 @@ import pytest
 from tests.integrations.test_lightning import SCRIPT
 
 from .cluster import Slurm
-from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
+from .support import DEPLOY, SMALL, check_each_step_once, finish, notes, requeue, wait_steps
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
@@ -25,13 +25,10 @@ def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(slurm: Slurm, fol
     )
     job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
     before = wait_steps(job)[-1]["generation"]
-    slurm.ask("scancel", "--signal=USR1", job.id)
-    job.wait_state("PENDING")
-    job.start_soon()
+    requeue(job)
     wait_steps(job, after=before)
     finish(job)
-    taken = [record["step"] for record in steps(folder)]
-    assert taken == list(range(1, len(taken) + 1)), "a step was lost or trained twice"
+    check_each_step_once(folder)
     assert {record["restarts"] for record in notes(folder, "born")} == {0}
     assert job.facts()["Restarts"] == "1"
     assert not list(folder.rglob("hpc_ckpt*"))

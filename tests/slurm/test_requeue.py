@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Job, Slurm
-from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
+from .support import DEPLOY, SMALL, check_each_step_once, finish, notes, requeue, wait_steps
 
 ELASTIC = DEPLOY / "elastic.sbatch"
 
@@ -33,8 +33,7 @@ def check_next_life(job: Job, reason: str) -> None:
         record["worker_id"] for record in notes(folder, "born")
     }
     wait_steps(job, after=before)
-    taken = [record["step"] for record in steps(folder)]
-    assert taken == list(range(1, len(taken) + 1))
+    check_each_step_once(folder)
     born = [record for record in notes(folder, "born") if record["generation"] > before]
     assert {record["step"] for record in born} == {saved}
     assert {(record["run_id"], record["restarts"]) for record in born} == {(f"slurm-{job.id}", 0)}
@@ -45,11 +44,8 @@ def check_next_life(job: Job, reason: str) -> None:
 
 
 def test_a_job_at_its_time_limit_is_requeued_and_resumes(slurm: Slurm, folder: Path) -> None:
-    """The signal comes from scancel here: Slurm's own clock for it goes by half minutes."""
     job = started(slurm, folder, "--nodes=3")
-    slurm.ask("scancel", "--signal=USR1", job.id)
-    job.wait_state("PENDING")
-    job.start_soon()
+    requeue(job)
     check_next_life(job, "walltime")
     finish(job)
     ended = len(notes(folder, "born"))
@@ -101,3 +97,18 @@ def test_a_failed_run_is_not_requeued(slurm: Slurm, folder: Path) -> None:
     assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0")
     job.wait_said("the run failed", "the only restart is used")
     assert "requeue" not in job.output
+
+
+def test_two_jobs_with_one_run_id_both_train(slurm: Slurm, folder: Path) -> None:
+    """The second one is submitted when the first one has finished; it finds the script's order to finish."""
+    trained: list[int] = []
+    for _ in range(2):
+        job = slurm.submit(
+            DEPLOY / "plain.sbatch", *SMALL, "--nodes=1", folder=folder, ELASTIC_AGENT_RDZV_ID="101"
+        )
+        if not trained:
+            wait_steps(job)
+        finish(job)
+        trained.append(len(notes(folder, "born")))
+    assert trained == [1, 2]
+    assert "finished in job " in job.output

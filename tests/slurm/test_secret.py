@@ -10,7 +10,7 @@ from elastic_agent.config.sources.slurm import endpoint_port
 from elastic_agent.exit_codes import ExitCode
 
 from .cluster import ADDRESSES, Slurm
-from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
+from .support import DEPLOY, SMALL, check_each_step_once, finish, notes, requeue, wait_steps
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
 
@@ -38,15 +38,12 @@ def test_agents_of_a_job_share_the_secret_of_the_batch_script_also_after_a_reque
     ]
     assert len(refusals) == 1, stranger.stderr
 
-    slurm.ask("scancel", "--signal=USR1", job.id)
-    job.wait_state("PENDING")
-    job.start_soon()
+    requeue(job)
     wait_steps(job, after=before)
     finish(job)
     first, second = (folder / "secrets").read_text().split()
     assert first != second, "one for each start of the job"
-    taken = [note["step"] for note in steps(folder)]
-    assert taken == list(range(1, len(taken) + 1)), "a step was lost or trained twice"
+    check_each_step_once(folder)
     assert {note["run_id"] for note in notes(folder, "born")} == {f"slurm-{job.id}"}
     assert first not in job.output
     assert second not in job.output

@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,22 @@ class Ended:
 
 
 class Node:
-    """One node: its memory outlives the workers, which :meth:`run` starts one generation after the other."""
+    """One node: its memory outlives the workers, which :meth:`run` starts one generation after the other.
+
+    As a context, it gives the memory back at the end.
+    """
 
     def __init__(self, folder: Path, slots: int) -> None:
         self.memory = StateMemory(slots)
         self._folder = folder
         self._run_id = unique("run")
         self._generation = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.close()
 
     def run(
         self,
@@ -162,11 +171,21 @@ def undisturbed(steps: int) -> list[list[float]]:
     return values(state)
 
 
-@contextlib.contextmanager
-def node(folder: Path, slots: int = 1) -> Iterator[Node]:
-    """A node whose memory is given back at the end."""
-    made = Node(folder, slots)
-    try:
-        yield made
-    finally:
-        made.memory.close()
+def train_until(
+    state: survive.State,
+    steps: int,
+    take_step: Callable[[survive.World, nn.Module], None] | None = None,
+    *,
+    with_ddp: bool = False,
+) -> int:
+    """Train until so many steps were taken, and return the first one; ``take_step`` is called instead of ``step``."""
+
+    @survive.train(state)
+    def train(world: survive.World) -> int:
+        first = state.step
+        model = world.ddp(state.parts["model"]) if with_ddp else state.parts["model"]
+        while state.step < steps:
+            take_step(world, model) if take_step is not None else step(state, model)
+        return first
+
+    return train()

@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader
 from elastic_agent import survive
 from elastic_agent.data import ElasticBatchSampler, ElasticSampler
 
-from .support import Node, build, node, step, values
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Node]:
-    """A node with one worker."""
-    with node(tmp_path) as made:
-        yield made
+from .support import Node, build, step, train_until, values
 
 
 class SharedNorm(nn.Module):
@@ -64,21 +57,17 @@ def train_convolution(kind: str, steps: int, fail_at: int | None) -> Any:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused="fused" in kind)
     state = survive.State(model=model, optimizer=optimizer)
 
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < steps:
-            inputs = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(state.step))
-            loss = model(inputs).square().mean()
-            if state.step == fail_at:
-                raise RuntimeError("out of memory")
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            state.step += 1
-        return first
+    def take_step(*_: Any) -> None:
+        inputs = torch.randn(4, 8, 6, 6, generator=torch.Generator().manual_seed(state.step))
+        loss = model(inputs).square().mean()
+        if state.step == fail_at:
+            raise RuntimeError("out of memory")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
 
-    return train(), values(state)
+    return train_until(state, steps, take_step), values(state)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -96,20 +85,18 @@ def train_scaled(fail: bool) -> list[float]:
     state = survive.State(model=model, optimizer=optimizer, scaler=scaler)
     scales = []
 
-    @survive.train(state)
-    def train(world: survive.World) -> None:
-        while state.step < 4:
-            scales.append(scaler.get_scale())
-            loss = model(torch.ones(1, 2)).sum() * (float("inf") if state.step == 2 else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)  # skips the optimizer's step
-            scaler.update()
-            optimizer.zero_grad()
-            if fail and state.step == 2:
-                raise RuntimeError("out of memory")
-            state.step += 1
+    def take_step(*_: Any) -> None:
+        scales.append(scaler.get_scale())
+        loss = model(torch.ones(1, 2)).sum() * (float("inf") if state.step == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)  # skips the optimizer's step
+        scaler.update()
+        optimizer.zero_grad()
+        if fail and state.step == 2:
+            raise RuntimeError("out of memory")
+        state.step += 1
 
-    train()
+    train_until(state, 4, take_step)
     return scales
 
 
@@ -132,11 +119,10 @@ def train_with_default_device(steps: int) -> int:
     return train()
 
 
-def test_a_default_device_changes_nothing(tmp_path: Path) -> None:
-    with node(tmp_path, 2) as two:
-        assert two.run(train_with_default_device, 3, size=1)[0].said == 0
-        workers = two.run(train_with_default_device, 5, size=2)
-        assert [worker.said for worker in workers] == [3, 3], workers
+def test_a_default_device_changes_nothing(two: Node) -> None:
+    assert two.run(train_with_default_device, 3, size=1)[0].said == 0
+    workers = two.run(train_with_default_device, 5, size=2)
+    assert [worker.said for worker in workers] == [3, 3], workers
 
 
 @pytest.mark.parametrize(

@@ -8,33 +8,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from elastic_agent import survive
 
-from .support import Node, build, node, step, undisturbed, values
+from .support import Node, build, step, train_until, undisturbed, values
 
 RESUMED = "elastic_agent.survive: resumed at step"
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Node]:
-    """A node with two workers."""
-    with node(tmp_path, 2) as made:
-        yield made
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Node]:
-    """A node with one worker."""
-    with node(tmp_path) as made:
-        yield made
 
 
 def fault(kind: str) -> None:
@@ -54,16 +40,11 @@ def train_to(
     """Train with DDP, and fail in the middle of a step; returns the first step and the values at the end."""
     state = build()
 
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        ddp = world.ddp(state.parts["model"])
-        while state.step < steps:
-            is_now = state.step == fail_at and world.rank in failing
-            step(state, ddp, fail=lambda is_now=is_now: fault(kind) if is_now else None)  # type: ignore[misc]
-        return first
+    def take_step(world: survive.World, model: nn.Module) -> None:
+        is_now = state.step == fail_at and world.rank in failing
+        step(state, model, fail=lambda: fault(kind) if is_now else None)
 
-    return train(), values(state)
+    return train_until(state, steps, take_step, with_ddp=True), values(state)
 
 
 @pytest.mark.parametrize("kind", ["raised", "exit", "terminated"])
@@ -99,17 +80,12 @@ def fail_within_optimizer(steps: int, fail: bool) -> Any:
         if fail and state.step == 3:
             raise RuntimeError("in the middle of a step")
 
+    def take_step(world: survive.World, model: nn.Module) -> None:
+        step(state)
+        time.sleep(0.2)
+
     state.parts["optimizer"].register_step_post_hook(stop)
-
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < steps:
-            step(state)
-            time.sleep(0.2)
-        return first
-
-    return train(), values(state)
+    return train_until(state, steps, take_step), values(state)
 
 
 def test_a_state_in_the_middle_of_a_step_is_never_used(alone: Node) -> None:
@@ -157,16 +133,10 @@ def pretrain_and_finetune(is_pretrained: bool) -> int:
     def pretrain(world: survive.World) -> None:
         step(first)
 
-    def finetune(world: survive.World) -> int:
-        start = second.step
-        while second.step < 3:
-            step(second)
-        return start
-
     first, second = build(), build()
     if not is_pretrained:
         survive.train(first)(pretrain)()
-    return survive.train(second)(finetune)()
+    return train_until(second, 3)
 
 
 def test_a_training_goes_on_when_those_before_it_are_left_out(alone: Node) -> None:
@@ -219,16 +189,7 @@ def test_a_training_within_itself_is_refused(alone: Node) -> None:
 
 def train_as(script: str, width: int) -> int:
     sys.modules["__main__"].__file__ = script
-    state = build(width)
-
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < 4:
-            step(state)
-        return first
-
-    return train()
+    return train_until(build(width), 4)
 
 
 @pytest.mark.parametrize(("script", "width"), [("/b.py", 8), ("/a.py", 9)], ids=["script", "shapes"])
@@ -280,15 +241,7 @@ def test_children_of_a_worker_leave_its_memory_alone(alone: Node) -> None:
 def resume(path: Path, steps: int) -> int:
     state = build()
     state.load(path)
-
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < steps:
-            step(state)
-        return first
-
-    first = train()
+    first = train_until(state, steps)
     assert values(state) == undisturbed(state.step)
     return first
 
@@ -319,15 +272,7 @@ def test_the_newest_of_checkpoint_and_memory_is_used(
 def load_on_one_rank(path: Path, steps: int) -> Any:
     state = build()
     state.load(path if os.environ["RANK"] == "1" else path.with_name("none"))
-
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < steps:
-            step(state)
-        return first
-
-    return train(), values(state)
+    return train_until(state, steps), values(state)
 
 
 @pytest.mark.parametrize("memory", [True, False])
@@ -339,13 +284,7 @@ def test_ranks_without_the_checkpoint_get_its_state(two: Node, tmp_path: Path, m
 
 
 def train_unlike() -> int:
-    state = build(8 if os.environ["RANK"] == "0" else 9)
-
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        return 0
-
-    return train()
+    return train_until(build(8 if os.environ["RANK"] == "0" else 9), 1)
 
 
 def test_ranks_with_different_models_are_told_so(two: Node) -> None:
@@ -390,19 +329,13 @@ def test_a_script_may_make_the_process_group(two: Node, where: str) -> None:
 def close_descriptors(steps: int) -> int:
     state = build(memory="1 ms")
 
-    @survive.train(state)
-    def train(world: survive.World) -> int:
-        first = state.step
-        while state.step < steps:
-            step(state)
-            for name in os.listdir("/proc/self/fd"):
-                if os.path.exists(f"/proc/self/fd/{name}") and "memfd" in os.readlink(
-                    f"/proc/self/fd/{name}"
-                ):
-                    os.close(int(name))
-        return first
+    def take_step(world: survive.World, model: nn.Module) -> None:
+        step(state)
+        for name in os.listdir("/proc/self/fd"):
+            if os.path.exists(f"/proc/self/fd/{name}") and "memfd" in os.readlink(f"/proc/self/fd/{name}"):
+                os.close(int(name))
 
-    return train()
+    return train_until(state, steps, take_step)
 
 
 def test_a_script_may_close_descriptors(alone: Node) -> None:

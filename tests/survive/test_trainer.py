@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-import pytest
 import torch
 
 from elastic_agent.survive.trainer import TrainingCopies
-from tests.survive.support import Node, node
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Node]:
-    """A node with two workers."""
-    with node(tmp_path, 2) as made:
-        yield made
+from tests.survive.support import Node
 
 
 def train_until_copied(training: str, first: int, cannot_be_stored: int | None = None) -> tuple[int, int]:

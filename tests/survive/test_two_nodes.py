@@ -7,76 +7,83 @@ from pathlib import Path
 
 import pytest
 
-from tests.survive.two_nodes import SLOTS, Run, running
+from elastic_agent.exit_codes import ExitCode
+from tests.faults.cluster import SHORT_LEASE_S
+from tests.survive.kept import Kept
+
+SLOTS = ("A/0", "A/1", "B/0", "B/1")
 
 pytestmark = pytest.mark.system
 
 
+def end(run: Kept) -> None:
+    """Have the training end, and wait for it."""
+    run.let_finish()
+    assert {*run.wait_end().values()} == {ExitCode.FINISHED}, run.story()
+
+
 def test_the_other_node_trains_on_while_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    with running(tmp_path, "--lease-ttl", "30") as run:
-        run.start("A")
-        run.start("B")
-        together = run.await_training(*SLOTS)
-        run.kill("A.1")
-        alone = run.await_training("B.0", "B.1", since=together)
+    with Kept(tmp_path) as run:
+        run.begin("A")
+        run.begin("B")
+        together = run.wait_training("A", "B")
+        run.kill("A/1")
+        alone = run.wait_training("B", after=together)
         (tmp_path / "may_be_replaced").touch()
-        run.await_training(*SLOTS, since=alone)
-        run.end()
-        assert [len(run.pids(slot)) for slot in SLOTS] == [1, 2, 1, 1]
-        assert run.of("B.0", "size")[-3:] == [4, 2, 4]
+        run.wait_training("A", "B", after=alone)
+        end(run)
+        assert run.processes_of(*SLOTS) == [1, 2, 1, 1]
+        assert run.of("B/0", "world", "size")[-3:] == [4, 2, 4]
         check_each_step_once(run)
-        assert len({run.of(slot, "digest")[0] for slot in SLOTS}) == 1
+        assert len(run.digests()) == 1
 
 
 def test_a_node_joins_without_a_restart_of_the_others(tmp_path: Path) -> None:
-    with running(tmp_path, "--lease-ttl", "30", "--redirects", "1") as run:
-        run.start("A")
-        run.await_training("A.0", "A.1")
-        run.start("B")
-        run.await_training(*SLOTS)
-        run.end()
-        assert [len(run.pids(slot)) for slot in SLOTS] == [1, 1, 1, 1]
+    with Kept(tmp_path, "--redirects", "1") as run:
+        run.begin("A")
+        alone = run.wait_training("A")
+        run.begin("B")
+        run.wait_training("A", "B", after=alone)
+        end(run)
+        assert run.processes_of(*SLOTS) == [1, 1, 1, 1]
         check_each_step_once(run)
-        assert len({run.of(slot, "digest")[0] for slot in SLOTS}) == 1
+        assert len(run.digests()) == 1
         # What a worker writes before it has a world is kept with what it writes in its first one.
-        (first,) = tmp_path.glob("logs/run/000001/A/0/stdout.log")
-        assert "A.0 begins" in first.read_text()
-        assert "A.0 is in generation 1" in first.read_text()
+        first = tmp_path / f"logs/{run.run_id}/000001/A/0/stdout.log"
+        assert first.read_text() == "A/0 begins\nA/0 is in generation 1\n"
 
 
 @pytest.mark.prove
 def test_all_ranks_have_the_same_state_after_a_hundred_faults(tmp_path: Path) -> None:
     drawn = random.Random(0)
     (tmp_path / "may_be_replaced").touch()
-    with running(tmp_path, "--lease-ttl", "2", "--max-restarts", "1000") as run:
-        run.start("A")
-        run.start("B")
-        generation = run.await_training(*SLOTS)
+    with Kept(tmp_path, "--max-restarts", "1000", lease_s=SHORT_LEASE_S) as run:
+        run.begin("A")
+        run.begin("B")
+        generation = run.wait_training("A", "B")
         for _ in range(100):
             if drawn.random() < 0.1:
-                run.agents["B"].kill()
-                run.agents["B"].wait()
-                run.start("B")
+                run.agents["B"].process.kill()
+                run.agents["B"].process.wait()
+                run.begin("B")
             else:
                 for slot in drawn.sample(SLOTS, drawn.choice((1, 1, 1, 2))):
                     run.kill(slot)
-            generation = run.await_training(*SLOTS, since=generation)
-        run.end()
-        assert len({run.of(slot, "digest")[-1] for slot in SLOTS}) == 1
+            generation = run.wait_training("A", "B", after=generation)
+        end(run)
+        assert len(run.digests()) == 1
         for slot in SLOTS:
-            last = run.pids(slot)[-1]
-            files = [
-                fact["open_files"] for fact in run.told(slot) if "open_files" in fact and fact["pid"] == last
-            ]
+            last = run.pid_of(slot)
+            files = [note["open_files"] for note in run.notes("world") if note["pid"] == last]
             assert files[-1] <= files[0] + 10, files
 
 
-def check_each_step_once(run: Run) -> None:
+def check_each_step_once(run: Kept) -> None:
     """Check that no step is missing, and that no worker does one twice.
 
     A worker that leaves its world a step before another one receives that step with the state.
     """
-    done = {slot: run.of(slot, "done") for slot in SLOTS}
+    done = {slot: run.of(slot, "step", "step") for slot in SLOTS}
     assert all(sorted({*steps}) == steps for steps in done.values()), done
     every = {step for steps in done.values() for step in steps}
     assert every == {*range(1, max(every) + 1)}, done

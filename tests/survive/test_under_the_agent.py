@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, elastic_agent
-from tests.names import unique
-from tests.ports import free_port
-from tests.waiting import wait_for
+from tests.cli.support import LONG_LEASE, clean_environment, elastic_agent
+from tests.faults.cluster import SHORT_LEASE_S, SHORT_MARGIN_S, Cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "survive_ddp.py"
 
@@ -55,42 +50,28 @@ def test_a_training_that_fails_on_all_ranks_goes_on_from_memory(tmp_path: Path) 
 
 @pytest.mark.prove
 def test_a_node_that_is_left_has_the_state(tmp_path: Path) -> None:
-    run_id, endpoint = unique("run"), f"127.0.0.1:{free_port()}"
+    with Cluster(tmp_path, "1:2", lease_s=SHORT_LEASE_S, margin_s=SHORT_MARGIN_S) as cluster:
+        arguments = ("--steps", "100000", "--checkpoint-every", "1000000", "--checkpoint-dir")
+        for node in ("a", "b"):
+            (tmp_path / node).mkdir()
+            own = (*arguments, str(tmp_path / node))
+            cluster.start(node, state=f"state-{node}", script=EXAMPLE, arguments=own)
+        a, b = cluster.agents.values()
 
-    def start(node_id: str) -> subprocess.Popen[str]:
-        folder = tmp_path / node_id
-        folder.mkdir()
-        options = ("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, "--node-id", node_id, "--nnodes", "1:2")
-        settled = ("--settle", "0.5", "--state-dir", str(folder), "--nproc-per-node", "1")
-        script = (str(EXAMPLE), "--steps", "100000", "--checkpoint-every", "1000000")
-        command = [*COMMAND, *options, *settled, *script, "--checkpoint-dir", str(folder)]
-        with (folder / "out").open("w") as out:
-            return subprocess.Popen(
-                command, env=clean_environment(), stdout=out, stderr=subprocess.STDOUT, text=True
-            )
+        def printed() -> int:
+            return len(losses(a.said()) + losses(b.said()))
 
-    def said(node_id: str) -> str:
-        return (tmp_path / node_id / "out").read_text()
-
-    with start("a") as a, start("b") as b:
-        try:
-            wait_for(
-                "steps of both",
-                lambda: "2 nodes" in said("a") and len(losses(said("a")) + losses(said("b"))) > 50,
-            )
-            for process in [*psutil.Process(b.pid).children(recursive=True), psutil.Process(b.pid)]:
-                os.kill(process.pid, signal.SIGKILL)
-            resumed = wait_for(
-                "the next world",
-                lambda: re.search(r"resumed at step (\d+) from the memory of 1 of 1 workers", said("a")),
-            )
-            wait_for("a step", lambda: losses(said("a")[resumed.end() :]))
-            assert losses(said("a")[resumed.end() :])[0][0] == int(resumed[1]) + 1
-            assert int(resumed[1]) > 0
-        finally:
-            a.send_signal(signal.SIGTERM)
-            if b.poll() is None:
-                b.kill()
+        cluster.wait("a world of both", lambda: any(len(cluster.world(g)) == 2 for g in cluster.worlds()))
+        before = printed()
+        cluster.wait("steps of both", lambda: printed() > before + 50)
+        b.kill_node()
+        resumed = cluster.wait(
+            "the next world",
+            lambda: re.search(r"resumed at step (\d+) from the memory of 1 of 1 workers", a.said()),
+        )
+        cluster.wait("a step", lambda: losses(a.said()[resumed.end() :]))
+        assert losses(a.said()[resumed.end() :])[0][0] == int(resumed[1]) + 1
+        assert int(resumed[1]) > 0
 
 
 @pytest.mark.prove

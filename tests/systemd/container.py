@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.faults.machines import Machines, built
+from tests.processes import status_field
 
 T = TypeVar("T")
 Entry = dict[str, Any]
@@ -258,16 +258,16 @@ class Container:
         """The id outside of a process that has this one inside."""
         return next(found for found in self.everything() if _pid_within(found) == str(pid))
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+    def wait(self, what: str, look: Callable[[], T | None]) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + PATIENCE_S
         while not (found := look()):
             if time.monotonic() > deadline_s:
-                raise AssertionError(f"waited {timeout_s:g} s for {what} in {self.name}\n{self.story()}")
+                raise AssertionError(f"waited {PATIENCE_S:g} s for {what} in {self.name}\n{self.story()}")
             time.sleep(LOOK_EVERY_S)  # another machine's systemd sends no events
         return found
 
-    def wait_state(self, unit: str, *states: str, timeout_s: float = PATIENCE_S) -> str:
+    def wait_state(self, unit: str, *states: str) -> str:
         """Until the unit is in one of these states, as ``active`` or ``active (running)``."""
 
         def look() -> str | None:
@@ -275,7 +275,7 @@ class Container:
             full = f"{now['ActiveState']} ({now['SubState']})"
             return full if {full, now["ActiveState"]} & {*states} else None
 
-        return self.wait(f"{unit} to be {' or '.join(states)}", look, timeout_s)
+        return self.wait(f"{unit} to be {' or '.join(states)}", look)
 
     def story(self) -> str:
         """The journal's end, for a failure's message."""
@@ -309,9 +309,7 @@ def _processes(group: Path) -> list[int]:
 
 def _pid_within(pid: int) -> str:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                return line.split()[-1]
+        return status_field(pid, "NSpid").split()[-1]
     return ""
 
 
@@ -330,12 +328,6 @@ def _remove(group: Path) -> None:
     below = [folder for folder in group.rglob("*") if folder.is_dir()]
     for folder in [*sorted(below, reverse=True), group]:
         folder.rmdir()
-
-
-def kill(pid: int, signum: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process that may have ended."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)
 
 
 @contextlib.contextmanager

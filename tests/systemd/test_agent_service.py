@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.processes import freeze
 from tests.processes import without_first_thread
 
-from .container import Container, booted, kill
+from .container import Container, booted
 from .jobs import AGENT, SOON, Job
 
 pytestmark = [pytest.mark.system, pytest.mark.prove]
@@ -27,6 +29,16 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
         machine.edit(AGENT.name, SOON)
         machine.boot()
         yield machine
+
+
+def ended_well(code: int) -> dict[str, str]:
+    """How systemd says that the service ended with this exit code, without another start."""
+    return {
+        "ActiveState": "inactive",
+        "Result": "success",
+        "ExecMainStatus": str(int(code)),
+        "NRestarts": "0",
+    }
 
 
 def left_of(processes: list[int]) -> list[int]:
@@ -53,8 +65,7 @@ def test_the_unit_is_ready_with_the_world_and_a_stop_lets_workers_save(machine: 
     machine.systemctl("stop", job.unit)
     last = job.lines("step")[-1]["step"]
     assert job.checkpoint() == {"step": last, "why": "told"}
-    stopped = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "75", "NRestarts": "0"}
-    assert job.ended() == stopped, "it was the only node"
+    assert job.ended() == ended_well(ExitCode.STOPPED), "it was the only node"
     assert job.status() == "stopped: n1 leaves (SIGTERM received); no other node can continue the run"
     assert left_of(processes) == []
     assert not group.exists()
@@ -70,12 +81,7 @@ def test_a_stopped_run_resumes_and_a_stop_waits_for_workers_to_save(machine: Con
     asked = machine.run("/opt/elastic-agent/bin/elastic-agent", "stop", "--run", job.name)
     assert asked.returncode == 0, asked.stderr
     machine.wait_state(job.unit, "inactive")
-    assert job.ended() == {
-        "ActiveState": "inactive",
-        "Result": "success",
-        "ExecMainStatus": "75",
-        "NRestarts": "0",
-    }
+    assert job.ended() == ended_well(ExitCode.STOPPED)
     saved = job.checkpoint()
     assert saved["why"] == "operator"
 
@@ -117,8 +123,7 @@ def test_a_run_that_has_finished_is_a_success_and_is_not_started_again(machine: 
     job.finish()
     machine.systemctl("enable", "--now", job.unit)
     machine.wait_state(job.unit, "inactive")
-    finished = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "NRestarts": "0"}
-    assert job.ended() == finished
+    assert job.ended() == ended_well(ExitCode.FINISHED)
     assert job.status().startswith("finished: ")
 
 
@@ -146,13 +151,13 @@ def test_the_agent_restarts_killed_workers_and_systemd_a_killed_agent(
     job.start()
     agent = machine.main_process(job.unit)
     first = job.wait_training("n1")
-    kill(job.worker())
+    linux.send_signal(job.worker(), signal.SIGKILL)
     second = job.wait_training("n1", after=first)
     assert machine.main_process(job.unit) == agent
     check_journal(machine, job, failed=first)
 
     processes = machine.processes(job.unit)
-    kill(agent)
+    linux.send_signal(agent, signal.SIGKILL)
     job.wait_training("n1", after=second)
     assert left_of(processes) == [], "the workers of the agent that was killed"
     machine.wait_state(job.unit, "active")
@@ -172,12 +177,17 @@ def check_journal(machine: Container, job: Job, failed: int) -> None:
     assert "a line of the worker's own" in priorities
 
 
-def test_the_watchdog_ends_an_agent_stopped_by_a_signal(machine: Container) -> None:
-    job = Job("frozen", [machine])
+def start_watched(machine: Container, job: Job) -> int:
+    """Start a job that systemd watches, and return the generation in which it trains."""
     machine.edit(job.unit, WATCHED)
     machine.systemctl("daemon-reload")
     job.start()
-    first = job.wait_training("n1")
+    return job.wait_training("n1")
+
+
+def test_the_watchdog_ends_an_agent_stopped_by_a_signal(machine: Container) -> None:
+    job = Job("frozen", [machine])
+    first = start_watched(machine, job)
     processes = machine.processes(job.unit)
     freeze(machine.main_process(job.unit))
     job.wait_training("n1", after=first)
@@ -188,10 +198,7 @@ def test_the_watchdog_ends_an_agent_stopped_by_a_signal(machine: Container) -> N
 
 def test_the_watchdog_ends_an_agent_whose_loop_hangs(machine: Container) -> None:
     job = Job("hung", [machine])
-    machine.edit(job.unit, WATCHED)
-    machine.systemctl("daemon-reload")
-    job.start()
-    first = job.wait_training("n1")
+    first = start_watched(machine, job)
     with without_first_thread(machine.main_process(job.unit)):  # in which the loop runs
         machine.wait("the watchdog", lambda: watchdog_barked(machine, job))
     job.wait_training("n1", after=first)
@@ -211,7 +218,7 @@ def test_a_crash_loop_of_the_service_ends(machine: Container) -> None:
     machine.systemctl("enable", "--now", "--no-block", job.unit)
     for crash in range(5):
         machine.wait(f"start {crash + 1}", lambda: machine.show(job.unit, "MainPID")["MainPID"] != "0")
-        kill(machine.main_process(job.unit))
+        linux.send_signal(machine.main_process(job.unit), signal.SIGKILL)
         machine.wait("systemd to know", lambda crash=crash: has_crashed(machine, job, crash + 1))
     machine.wait_state(job.unit, "failed")
     said = machine.journal("--unit", job.unit, "_PID=1")

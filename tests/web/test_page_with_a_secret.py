@@ -19,7 +19,7 @@ from elastic_agent.values import Endpoint
 from elastic_agent.web.server import ShownRun, open_status_page
 from tests.other_users import OTHER_UID, is_refused, needs_other_users, run_as
 from tests.waiting import GUARD_S
-from tests.web.pages import serving
+from tests.web.test_status_page import serving
 
 OURS, THEIRS = Secret((b"our secret, which is long",)), Secret((b"their secret, also long",))
 REQUEST = b"GET /api/status HTTP/1.0\r\nHost: localhost\r\n\r\n"

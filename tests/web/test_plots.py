@@ -16,13 +16,12 @@ from tests.web.test_status_page import running
 DAY_S = 86400.0
 
 
-def history(length_s: float, steps_per_s: int = 2, training: float = 0.5) -> History:
-    """Return what is kept of a run of this length, looked at every 5 seconds."""
+def history(length_s: float) -> History:
+    """Return what is kept of a run of this length, with 2 steps per second, looked at every 5 seconds."""
     kept = History()
     for look in range(int(length_s / 5) + 1):
         at_s = 5.0 * look
-        goodput = Goodput(training * at_s, (1 - training) * at_s)
-        kept.see(1e9 + at_s, goodput, 1, steps_per_s * 5 * look, is_counted=False)
+        kept.see(1e9 + at_s, Goodput(at_s / 2, at_s / 2), 1, 10 * look, is_counted=False)
     return kept
 
 

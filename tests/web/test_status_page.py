@@ -10,8 +10,8 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_agent.diagnosis.records import Usage
 from elastic_agent.monitoring.status import GenerationStatus, Goodput, NodeStatus, RunStatus
+from elastic_agent.transport import Secret
+from elastic_agent.values import Endpoint
 from elastic_agent.web import server as server_module
 from elastic_agent.web.metrics import CONTENT_TYPE, metrics_text
 from elastic_agent.web.server import MOST_CLIENTS, ShownRun, StatusServer
-from tests.loop_thread import in_loop
+from tests.loop_thread import background_loop, in_loop
 from tests.waiting import GUARD_S
-from tests.web.pages import serving
+
+
+@contextmanager
+def serving(run: ShownRun, host: str = "127.0.0.1", secret: Secret | None = None) -> Iterator[StatusServer]:
+    """Serve the status of this run, in an event loop of this process."""
+
+    async def opened() -> StatusServer:
+        return StatusServer(Endpoint(host, 0), run, secret)
+
+    server = in_loop(opened())
+    try:
+        yield server
+    finally:
+        background_loop().call_soon_threadsafe(server.close)
 
 
 def running(nodes: int = 2) -> RunStatus:

@@ -15,21 +15,24 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_agent.workers.guard.client import Guard, GuardEvent, Launch
+from elastic_agent.workers.guard.client import Guard, GuardEvent, Launch, Stopped
 from tests.waiting import GUARD_S as PATIENCE_S
 
 Event = TypeVar("Event")
 
 SLEEP = ("sleep", "1000")
 
-DAEMONISE = """
-import os, sys, time
+TELL = """
+import os, signal, sys, time
 
 def tell(text):
     fd = os.open(sys.argv[1], os.O_WRONLY)
     os.write(fd, f"{text}\\n".encode())
     os.close(fd)
+"""
+"""For programs whose first argument is the path of a `News`."""
 
+DAEMONISE = f"""{TELL}
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -42,14 +45,15 @@ exec(sys.argv[3])
 """
 
 
-FAMILY = """
-import os, signal, sys, time
+DEAF = f"""{TELL}
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+tell("deaf")
+time.sleep(1000)
+"""
 
-def tell(text):
-    fd = os.open(sys.argv[1], os.O_WRONLY)
-    os.write(fd, f"{text}\\n".encode())
-    os.close(fd)
-
+FAMILY = (
+    TELL
+    + """
 def handle(name, then=lambda signum: None):
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then(signum)))
@@ -83,6 +87,7 @@ tell("ready")
 while True:
     time.sleep(0.01)
 """
+)
 """A worker with a child in its process group, both of which tell the signals that they get. A worker that "handles"
 signals ends then, and its child on the next SIGTERM; a worker that "stays" goes on."""
 
@@ -105,28 +110,43 @@ def daemonising(slot: int, news: News, *, daemon: str = "", worker: str = "time.
     return python(slot, DAEMONISE, str(news.path), textwrap.dedent(daemon), textwrap.dedent(worker))
 
 
-class News:
+def deaf(slot: int, news: News) -> Launch:
+    """Return a worker that ignores SIGTERM, and tells "deaf" when it does."""
+    return python(slot, DEAF, str(news.path))
+
+
+class Lines:
+    """Lines that come out of a pipe."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+
+    def line(self, timeout_s: float = PATIENCE_S) -> str:
+        """Return the next line."""
+        while b"\n" not in self._rest:
+            assert select.select((self._fd,), (), (), timeout_s)[0], "no line came"
+            data = os.read(self._fd, 1 << 20)
+            assert data, "the process ended"
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class News(Lines):
     """A pipe with a name, into which processes that inherit nothing can write lines."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "news"
         os.mkfifo(self.path)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        self._rest = b""
-
-    def line(self, timeout_s: float = PATIENCE_S) -> str:
-        while b"\n" not in self._rest:
-            assert select.select((self._fd,), (), (), timeout_s)[0], "no news from the process"
-            self._rest += os.read(self._fd, 4096)
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode()
+        super().__init__(os.open(self.path, os.O_RDWR | os.O_NONBLOCK))
 
     def silent(self) -> bool:
         """True if no message has come since the last line."""
         return not self._rest and not select.select((self._fd,), (), (), 0)[0]
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 class Watched:
@@ -137,6 +157,7 @@ class Watched:
         self._fd = os.pidfd_open(pid)
 
     def ended(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait for its end, and return whether it has ended."""
         return bool(select.select((self._fd,), (), (), timeout_s)[0])
 
     def close(self) -> None:
@@ -165,9 +186,9 @@ class Driver:
         self.events: list[GuardEvent] = []
         self._unread: list[GuardEvent] = []
 
-    def until(self, kind: type[Event], timeout_s: float = PATIENCE_S) -> Event:
+    def until(self, kind: type[Event]) -> Event:
         """Return the next event of that kind; earlier ones are in `events`."""
-        ends = time.monotonic() + timeout_s
+        ends = time.monotonic() + PATIENCE_S
         while True:
             while self._unread:
                 event = self._unread.pop(0)
@@ -178,6 +199,11 @@ class Driver:
             assert select.select((self.guard,), (), (), left)[0], f"no {kind.__name__}, only {self.events}"
             self._unread = self.guard.read_events()
 
+    def stop(self, grace_s: float = 0.0) -> Stopped:
+        """Stop the generation, and wait until nothing of it is left."""
+        self.guard.stop(grace_s)
+        return self.until(Stopped)
+
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -185,19 +211,24 @@ class Driver:
 class StandIn:
     """A small agent (`standin.py`) in a process of its own, to be frozen and killed."""
 
-    def __init__(self, stdout: int = subprocess.DEVNULL, **popen: Any) -> None:
+    def __init__(
+        self, stdout: int = subprocess.DEVNULL, patience_s: float = PATIENCE_S, **popen: Any
+    ) -> None:
+        """Start it; ``patience_s``: how long nothing may happen while an event is awaited."""
         script = Path(__file__).with_name("standin.py")
-        self._line, theirs = os.pipe()
+        (told, its_told), (its_commands, commands) = os.pipe(), os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(theirs)],
-            stdin=subprocess.PIPE,
+            [sys.executable, str(script), str(its_commands), str(its_told)],
+            stdin=subprocess.DEVNULL,
             stdout=stdout,
-            pass_fds=(theirs,),
+            pass_fds=(its_commands, its_told),
             **popen,
         )
-        os.close(theirs)
+        os.close(its_commands)
+        os.close(its_told)
+        self._told, self._commands = Lines(told), os.fdopen(commands, "wb", buffering=0)
+        self._patience_s = patience_s
         self.events: list[dict[str, Any]] = []
-        self._rest = b""
         self.guard_pid: int = self.until("standin")["guard"]
         self.until("Ready")
 
@@ -206,9 +237,7 @@ class StandIn:
         return self.process.pid
 
     def do(self, command: str, **arguments: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
-        self.process.stdin.flush()
+        self._commands.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
 
     def start(self, *launches: Launch, generation: int = 1) -> None:
         """Asks for workers."""
@@ -220,20 +249,20 @@ class StandIn:
         self.start(*launches)
         return {int(slot): pid for slot, pid in self.until("Spawned")["pids"].items()}
 
-    def until(self, name: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Stop the generation, and wait until nothing of it is left."""
+        self.do("stop", grace_s=grace_s)
+        self.until("Stopped")
+
+    def until(self, name: str) -> dict[str, Any]:
         """Return the next event of that name."""
         while True:
-            while b"\n" not in self._rest:
-                ready = select.select((self._line,), (), (), timeout_s)[0]
-                assert ready, f"no {name}, only {self.events}"
-                data = os.read(self._line, 1 << 20)
-                assert data, f"the agent ended before {name}, after {self.events}"
-                self._rest += data
-            line, _, self._rest = self._rest.partition(b"\n")
-            event: dict[str, Any] = json.loads(line)
-            self.events.append(event)
-            if event["name"] == name:
-                return event
+            try:
+                self.events.append(json.loads(self._told.line(self._patience_s)))
+            except AssertionError as error:
+                raise AssertionError(f"{error}: no {name}, only {self.events}") from None
+            if self.events[-1]["name"] == name:
+                return self.events[-1]
 
     def close(self) -> None:
         """Ends it if need be, and waits for its guard to end, which means that nothing is left."""
@@ -245,10 +274,20 @@ class StandIn:
             guard.close()
         self.process.kill()
         self.process.wait()
-        os.close(self._line)
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
+        self._told.close()
+        self._commands.close()
+
+
+@contextmanager
+def agent_with(stdout: int, stderr: int) -> Iterator[StandIn]:
+    """Run an agent with these streams, which are closed here."""
+    agent = StandIn(stdout, stderr=stderr)
+    for fd in {stdout, stderr} - {subprocess.DEVNULL}:
+        os.close(fd)
+    try:
+        yield agent
+    finally:
+        agent.close()
 
 
 @contextmanager
@@ -260,21 +299,20 @@ def agent_with_stderr(kind: str) -> Iterator[tuple[StandIn, int]]:
         read_end, write_end = os.openpty()
     else:
         read_end, write_end = (end.detach() for end in socket.socketpair())
-    agent = StandIn(stderr=write_end)
-    os.close(write_end)
     try:
-        yield agent, read_end
+        with agent_with(subprocess.DEVNULL, write_end) as agent:
+            yield agent, read_end
     finally:
-        agent.close()
         os.close(read_end)
 
 
 HOLDER = """
 import os, sys
 name = sys.argv[1].replace("PID", str(os.getpid()))
-held = open(f"/dev/shm/{name}", "x+b")
-held.write(b"tensor")
-held.flush()
+held = open(f"/dev/shm/{name}", "rb" if "attached" in sys.argv else "x+b")
+if held.writable():
+    held.write(b"tensor")
+    held.flush()
 if "mapped" in sys.argv:
     import mmap
     memory = mmap.mmap(held.fileno(), 6)
@@ -286,7 +324,7 @@ sys.stdin.read()
 
 
 class Holder:
-    """A process that makes a file and keeps it open, mapped or closed."""
+    """A process that makes a file and keeps it open, mapped or closed, or that is attached to the one of another."""
 
     def __init__(self, name: str, how: str = "open") -> None:
         self.process = subprocess.Popen(

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -94,40 +95,25 @@ def test_a_file_with_a_name_of_the_libraries_is_kept_if_it_may_be_anothers(
     assert left_alone(sweep, holder.path)
 
 
-ATTACH = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-
-
-def attached(path: Path) -> subprocess.Popen[bytes]:
-    """Start a worker that opens what another process has made."""
-    worker = subprocess.Popen(
-        [sys.executable, "-S", "-c", ATTACH, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert worker.stdout is not None
-    worker.stdout.readline()
-    return worker
-
-
 def test_files_made_elsewhere_and_attached_by_a_worker_are_kept(hold: MakeHolder) -> None:
     """The stranger has closed it, and lives; the worker is the only process that holds it."""
     sweep = SharedMemorySweep()
     stranger = hold(psm(), "closed")
     assert sweep.has_unseen
     sweep.note([])
-    worker = attached(stranger.path)
+    worker = hold(stranger.path.name, "attached")
     sweep.note([worker.pid])
     worker.kill()
-    worker.communicate()
     assert left_alone(sweep, stranger.path)
 
 
 def test_files_first_held_by_another_process_are_kept(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep()
     stranger = hold(psm())
-    worker = attached(stranger.path)
+    worker = hold(stranger.path.name, "attached")
     sweep.note([worker.pid])
-    for process in (stranger.process, worker):
-        process.kill()
-        process.communicate()
+    stranger.kill()
+    worker.kill()
     assert left_alone(sweep, stranger.path)
 
 
@@ -136,12 +122,11 @@ def test_files_held_by_another_process_are_kept_and_it_is_named(hold: MakeHolder
     sweep = SharedMemorySweep()
     worker = hold(psm(), how)
     sweep.note([worker.pid])
-    stranger = attached(worker.path)
+    stranger = hold(worker.path.name, "attached")
     worker.kill()
     report = sweep.sweep()
     held = Held(worker.path.name, stranger.pid, name_of(stranger.pid))
     stranger.kill()
-    stranger.communicate()
     assert report.held == (held,)
     assert report.removed == ()
     assert worker.path.exists()
@@ -205,16 +190,9 @@ def holder(cleanup: Cleanup, hold: MakeHolder) -> Holder:
 
 
 def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> SweepReport:
-    done = threading.Event()
-    found = []
-
-    def take(report: SweepReport) -> None:
-        found.append(report)
-        done.set()
-
-    cleanup.clear(take, unkillable)
-    assert done.wait(GUARD_S)
-    return found[0]
+    reports: SimpleQueue[SweepReport] = SimpleQueue()
+    cleanup.clear(reports.put, unkillable)
+    return reports.get(timeout=GUARD_S)
 
 
 @pytest.mark.parametrize("is_announced", [True, False], ids=["before a stop", "from time to time"])

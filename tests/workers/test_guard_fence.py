@@ -22,6 +22,7 @@ from tests.workers.support import (
     StandIn,
     agent_with_stderr,
     daemonising,
+    deaf,
     program,
     python,
     watching,
@@ -109,13 +110,7 @@ def test_a_guard_that_was_frozen_beyond_a_renewed_deadline_kills_nothing(driver:
 
 
 def test_the_deadline_shortens_a_grace_period(driver: Driver, news: News) -> None:
-    code = """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(sys.argv[1], "w").write("deaf\\n")
-        time.sleep(1000)
-    """
-    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    driver.guard.spawn(1, [deaf(0, news)])
     assert news.line() == "deaf"
     driver.guard.stop(1000.0)
     driver.guard.set_deadline(boottime_s() + 0.1)
@@ -125,11 +120,9 @@ def test_the_deadline_shortens_a_grace_period(driver: Driver, news: News) -> Non
 
 def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
-    driver.guard.stop(0.0)
-    driver.until(Stopped)
+    driver.stop()
     driver.guard.set_deadline(boottime_s() - 1)
-    driver.guard.stop(0)
-    driver.until(Stopped)
+    driver.stop()
     assert not driver.of(Fenced)
 
 

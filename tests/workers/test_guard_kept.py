@@ -13,7 +13,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.worker_variables import SLOT
 from elastic_agent.workers.guard.client import Exited, Fenced, Launch, Spawned, SpawnFailed, Stopped
 from tests.waiting import wait_for
-from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
+from tests.workers.support import SLEEP, Driver, News, daemonising, deaf, program, python, watching
 
 
 def parked(driver: Driver, *launches: Launch) -> dict[int, int]:
@@ -35,8 +35,7 @@ def test_a_kept_worker_lives_and_goes_on_in_the_next_generation_beside_new_ones(
     os.kill(pids[0], signal.SIGUSR1)
     end = driver.until(Exited)
     assert (end.generation, end.slot, end.pid, end.stopping) == (2, 0, pids[0], False)
-    driver.guard.stop(0.0)
-    assert driver.until(Stopped) == Stopped(2, ())
+    assert driver.stop() == Stopped(2, ())
 
 
 def test_what_is_a_kept_workers_own_lives_with_it_and_what_the_others_left_ends(
@@ -52,17 +51,14 @@ def test_what_is_a_kept_workers_own_lives_with_it_and_what_the_others_left_ends(
         "the child's program", lambda: next((p for p in family if linux.process_name(p) == "sleep"), None)
     )
     own = next(pid for pid in family if pid != child_pid and linux.environment(pid).get(SLOT) == "0")
-    others = [Watched(pid) for pid in family - {child_pid, own}]
-    driver.guard.stop(0.0, keep=[pids[0], pids[2]])
-    assert driver.until(Stopped).kept == {0: pids[0], 2: pids[2]}
-    assert all(other.ended() for other in others)
+    with watching(*family - {child_pid, own}) as others:
+        driver.guard.stop(0.0, keep=[pids[0], pids[2]])
+        assert driver.until(Stopped).kept == {0: pids[0], 2: pids[2]}
+        assert all(other.ended() for other in others)
     with watching(child_pid, own, pids[0], pids[2]) as spared:
         assert not any(process.ended(0) for process in spared)
-        driver.guard.stop(0.0)
-        assert driver.until(Stopped).kept == {}
+        assert driver.stop().kept == {}
         assert all(process.ended() for process in spared)
-    for other in others:
-        other.close()
 
 
 def test_parked_workers_die_at_the_deadline(driver: Driver) -> None:
@@ -73,17 +69,14 @@ def test_parked_workers_die_at_the_deadline(driver: Driver) -> None:
     assert driver.until(Stopped) == Stopped(1, ())
 
 
-def test_parked_workers_die_with_the_agent(driver: Driver) -> None:
+@pytest.mark.parametrize("whose", ["agent", "guard"])
+def test_parked_workers_die_with_the_agent_and_with_the_guard(driver: Driver, whose: str) -> None:
     pids = parked(driver)
     with watching(pids[0]) as (worker,):
-        driver.guard.close()
-        assert worker.ended()
-
-
-def test_parked_workers_die_with_the_guard(driver: Driver) -> None:
-    pids = parked(driver)
-    with watching(pids[0]) as (worker,):
-        os.kill(driver.guard.pid, signal.SIGKILL)
+        if whose == "agent":
+            driver.guard.close()
+        else:
+            os.kill(driver.guard.pid, signal.SIGKILL)
         assert worker.ended()
 
 
@@ -110,18 +103,11 @@ def test_a_slot_whose_parked_worker_has_ended_gets_another_process(driver: Drive
 
 
 def test_a_later_stop_keeps_no_worker_that_it_does_not_name(driver: Driver, news: News) -> None:
-    ignores = """
-        import signal, sys
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(sys.argv[1], "w").write("ignores\\n")
-        signal.pause()
-    """
-    driver.guard.spawn(1, [program(0, *SLEEP), python(1, ignores, str(news.path))])
+    driver.guard.spawn(1, [program(0, *SLEEP), deaf(1, news)])
     pids = driver.until(Spawned).pids
-    assert news.line() == "ignores"
+    assert news.line() == "deaf"
     driver.guard.stop(1000.0, keep=[pids[0]])
-    driver.guard.stop(0.0)
-    assert driver.until(Stopped) == Stopped(1, ())
+    assert driver.stop() == Stopped(1, ())
     assert {end.pid for end in driver.of(Exited)} == {*pids.values()}
 
 
@@ -147,7 +133,6 @@ def test_what_a_worker_prints_after_it_goes_on_is_kept_in_the_file_of_its_genera
     driver.until(Spawned)
     os.kill(pid, signal.SIGUSR1)
     assert news.line() == "after"
-    driver.guard.stop(0.0)
-    driver.until(Stopped)
+    driver.stop()
     driver.guard.close()
     assert (first.read_text(), second.read_text()) == ("before\n", "after\n")

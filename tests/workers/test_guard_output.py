@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+from io import FileIO
 from pathlib import Path
 
-from elastic_agent.workers.guard.client import Exited, Stopped
+from elastic_agent.workers.guard.client import Exited
 from elastic_agent.workers.guard.line import TAIL_BYTES
 from tests.workers.support import (
     PATIENCE_S,
@@ -21,8 +22,9 @@ from tests.workers.support import (
 BOOM = "import sys; sys.stderr.write('first line\\nlast words'); sys.exit(1)"
 
 
-def read_until(fd: int, wanted: bytes) -> bytes:
-    """Return what comes out of `fd`, until it contains `wanted`."""
+def read_until(source: int | FileIO, wanted: bytes) -> bytes:
+    """Return what comes out of a descriptor, until it contains `wanted`."""
+    fd = source if isinstance(source, int) else source.fileno()
     seen = b""
     while wanted not in seen:
         assert select.select((fd,), (), (), PATIENCE_S)[0], f"{wanted!r} did not come, only {seen!r}"
@@ -46,8 +48,7 @@ def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News, 
         agent.until("Exited")
         gate.write_text("")  # returns when the grandchild has opened it, too
         assert read_until(read_end, b"late words")
-        agent.do("stop", grace_s=0.0)
-        agent.until("Stopped")
+        agent.stop()
 
 
 def test_the_tail_of_stderr_is_kept_if_stderr_is_not_shown(driver: Driver) -> None:
@@ -68,5 +69,4 @@ def test_files_are_appended_to_and_may_be_one_for_both(driver: Driver, tmp_path:
 def test_binary_stderr_is_accepted(driver: Driver) -> None:
     driver.guard.spawn(1, [python(0, "import os; os.write(2, bytes(range(256))); os._exit(1)")])
     assert "abc" in driver.until(Exited).stderr_tail
-    driver.guard.stop(0.0)
-    driver.until(Stopped)
+    driver.stop()

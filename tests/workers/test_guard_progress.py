@@ -8,17 +8,13 @@ from textwrap import dedent
 import pytest
 
 from elastic_agent.workers.guard.client import Exited, Launch, Stopped
-from tests.workers.support import Driver, News, python
+from tests.workers.support import TELL, Driver, News, python
 
 LONG_S = 1000.0
 IDLE_S = 0.05
 
-TELL = """
-import fcntl, os, signal, subprocess, sys, threading, time
-
-def tell(text):
-    with open(sys.argv[1], "w") as news:
-        news.write(f"{text}\\n")
+SAVE = f"""{TELL}
+import subprocess, threading
 
 def save(*_):
     exec(sys.argv[2])
@@ -39,7 +35,7 @@ while True:
 
 
 def saving(news: News, handler: str, body: str = BLOCKED) -> Launch:
-    return python(0, TELL + body, str(news.path), dedent(handler))
+    return python(0, SAVE + body, str(news.path), dedent(handler))
 
 
 def stop(driver: Driver, news: News, launch: Launch, grace_s: float = LONG_S) -> Exited:
@@ -98,7 +94,7 @@ def test_a_worker_that_ignores_the_signal_is_killed_whatever_it_does(driver: Dri
         while True:
             open("/dev/null", "wb").write(bytes(1_000_000))
     """
-    launch = python(0, TELL + dedent(body), str(news.path), "")
+    launch = python(0, SAVE + dedent(body), str(news.path), "")
     assert stop(driver, news, launch).returncode == -signal.SIGKILL
 
 
@@ -111,7 +107,7 @@ def test_a_child_that_goes_on_as_before_does_not_count(driver: Driver, news: New
         time.sleep(2 / os.sysconf("SC_CLK_TCK"))  # until /proc shows that the child is older than the signal
         signal.signal(signal.SIGTERM, lambda *_: None)
     """
-    launch = python(0, TELL + dedent(body) + BLOCKED, str(news.path), "")
+    launch = python(0, SAVE + dedent(body) + BLOCKED, str(news.path), "")
     assert stop(driver, news, launch).returncode == -signal.SIGKILL
 
 
@@ -135,7 +131,7 @@ def test_a_child_that_saves_on_sigterm_after_its_worker_has_ended_may_complete(
 def test_a_worker_that_hangs_does_not_end_the_grace_period_of_one_that_saves(
     driver: Driver, news: News
 ) -> None:
-    hangs = python(1, TELL + BLOCKED, str(news.path), WAITS_FOR_A_LOCK)
+    hangs = python(1, SAVE + BLOCKED, str(news.path), WAITS_FOR_A_LOCK)
     driver.guard.spawn(1, [saving(news, COMPUTES), hangs])
     assert [news.line(), news.line()] == ["ready", "ready"]
     driver.guard.stop(LONG_S, idle_s=IDLE_S)

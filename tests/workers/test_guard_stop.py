@@ -20,19 +20,12 @@ from tests.workers.support import (
     Driver,
     News,
     StandIn,
-    Watched,
     daemonising,
+    deaf,
     program,
     python,
     watching,
 )
-
-IGNORES_SIGTERM = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(sys.argv[1], "w").write("deaf\\n")
-time.sleep(1000)
-"""
 
 LONG_S = 1000.0
 
@@ -51,7 +44,7 @@ def test_the_signal_of_a_stop_ends_workers_at_once(driver: Driver, signum: signa
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(
     driver: Driver, news: News, graces_s: tuple[float, ...]
 ) -> None:
-    driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
+    driver.guard.spawn(1, [deaf(0, news)])
     assert news.line() == "deaf"
     for grace_s in graces_s:
         driver.guard.stop(grace_s)
@@ -80,8 +73,7 @@ def test_children_get_sigterm_when_their_worker_has_ended_and_sigint_with_it(
     driver.until(Exited)
     found = [news.line() for _ in told]
     assert (sorted(found[:2]) + found[2:] if signum == signal.SIGINT and len(told) > 2 else found) == told
-    driver.guard.stop(0.0)
-    driver.until(Stopped)
+    driver.stop()
     assert news.silent()
 
 
@@ -89,8 +81,7 @@ def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news:
     daemon_code = "import signal; signal.signal(signal.SIGTERM, lambda *_: (tell('asked'), os._exit(0)))"
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())):
-        driver.guard.stop(LONG_S)
-        driver.until(Stopped)
+        driver.stop(LONG_S)
         assert news.line() == "asked"
 
 
@@ -110,8 +101,7 @@ def test_processes_left_by_exited_workers_are_stopped(driver: Driver, news: News
     with watching(int(news.line())) as (left,):
         assert driver.until(Exited).returncode == 0
         assert not left.ended(0)
-        driver.guard.stop(LONG_S)
-        assert driver.until(Stopped) == Stopped(1, ())
+        assert driver.stop(LONG_S) == Stopped(1, ())
         assert left.ended(0)
 
 
@@ -125,8 +115,7 @@ def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, n
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())) as (daemon,):
         assert daemon.pid in {process.pid for process in linux.descendants(driver.guard.pid)}
-        driver.guard.stop(0.0)
-        driver.until(Stopped)
+        driver.stop()
         assert daemon.ended(0)
 
 
@@ -144,37 +133,31 @@ def test_a_process_tree_that_keeps_forking_is_killed(driver: Driver, news: News)
     driver.guard.spawn(1, [python(0, code, str(news.path))])
     news.line()
     driver.until(Exited)
-    driver.guard.stop(0.0)
-    assert driver.until(Stopped) == Stopped(1, ())
+    assert driver.stop() == Stopped(1, ())
     assert not linux.descendants(driver.guard.pid)
 
 
 def test_stopping_an_empty_generation_completes_at_once(driver: Driver) -> None:
-    driver.guard.stop(LONG_S)
-    assert driver.until(Stopped) == Stopped(0, ())
+    assert driver.stop(LONG_S) == Stopped(0, ())
     driver.guard.spawn(7, [program(0, "true")])
     driver.until(Exited)
-    driver.guard.stop(LONG_S)
-    assert driver.until(Stopped) == Stopped(7, ())
-    driver.guard.stop(LONG_S)
-    assert driver.until(Stopped) == Stopped(7, ())
+    assert driver.stop(LONG_S) == Stopped(7, ())
+    assert driver.stop(LONG_S) == Stopped(7, ())
 
 
 def test_stopping_while_starting_leaves_no_processes(driver: Driver) -> None:
     driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(4)])
-    driver.guard.stop(LONG_S)
-    driver.until(Stopped)
+    driver.stop(LONG_S)
     assert not linux.descendants(driver.guard.pid)
 
 
 def test_signals_for_the_whole_service_do_not_end_the_guard(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
-    worker = Watched(driver.until(Spawned).pids[0])
+    pid = driver.until(Spawned).pids[0]
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         os.kill(driver.guard.pid, signum)
-    os.kill(worker.pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
     assert driver.until(Exited).returncode == -signal.SIGTERM
-    worker.close()
 
 
 def test_generations_leave_no_descriptor_and_no_process(agent: StandIn, news: News) -> None:
@@ -187,8 +170,7 @@ def test_generations_leave_no_descriptor_and_no_process(agent: StandIn, news: Ne
         if not broken:
             agent.until("Spawned")
             news.line()
-        agent.do("stop", grace_s=LONG_S if generation % 2 else 0.0)
-        agent.until("Stopped")
+        agent.stop(LONG_S if generation % 2 else 0.0)
 
     cycle(0)
     before = descriptors()
@@ -238,14 +220,11 @@ def test_a_process_stuck_in_the_kernel_does_not_delay_the_others(freezer: Path) 
     frozen = driver.until(Spawned).pids[1]
     (freezer / "cgroup.procs").write_text(str(frozen))
     (freezer / "freezer.state").write_text("FROZEN")
-    driver.guard.stop(0.1)
-    stopped = driver.until(Stopped)
-    assert stopped == Stopped(1, (frozen,))
+    assert driver.stop(0.1) == Stopped(1, (frozen,))
     assert [event.slot for event in driver.of(Exited)] == [0]
     driver.guard.spawn(2, [program(0, *SLEEP)])
     driver.until(Spawned)
-    driver.guard.stop(LONG_S)
-    assert driver.until(Stopped) == Stopped(2, ())  # it is not waited for again
+    assert driver.stop(LONG_S) == Stopped(2, ())  # it is not waited for again
     with watching(frozen) as (process,):
         (freezer / "freezer.state").write_text("THAWED")
         assert process.ended()

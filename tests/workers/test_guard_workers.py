@@ -12,7 +12,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.testing.processes import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Ready, Spawned, SpawnFailed, Stopped
 from elastic_agent.workers.guard.line import NO_SLOT
-from tests.workers.support import SLEEP, Driver, Watched, program
+from tests.workers.support import SLEEP, Driver, program, watching
 
 
 def test_exit_codes_and_signals_are_reported(driver: Driver) -> None:
@@ -40,10 +40,9 @@ def test_exits_are_reported_in_order(driver: Driver) -> None:
     order = [5, 0, 7, 2, 1, 6, 3, 4]
     freeze(driver.guard.pid)
     for slot in order:
-        worker = Watched(pids[slot])
-        os.kill(worker.pid, signal.SIGKILL)
-        assert worker.ended()
-        worker.close()
+        with watching(pids[slot]) as (worker,):
+            os.kill(worker.pid, signal.SIGKILL)
+            assert worker.ended()
     os.kill(driver.guard.pid, signal.SIGCONT)
     assert [driver.until(Exited).slot for _ in order] == order
 
@@ -67,10 +66,9 @@ def test_a_worker_leads_its_own_session_and_dies_with_the_guard(driver: Driver) 
     driver.guard.spawn(1, [program(0, *SLEEP)])
     pid = driver.until(Spawned).pids[0]
     assert os.getsid(pid) == os.getpgid(pid) == pid
-    worker = Watched(pid)
-    os.kill(driver.guard.pid, signal.SIGKILL)
-    assert worker.ended()
-    worker.close()
+    with watching(pid) as (worker,):
+        os.kill(driver.guard.pid, signal.SIGKILL)
+        assert worker.ended()
 
 
 def test_hundreds_of_kilobytes_of_environment_reach_the_workers(driver: Driver) -> None:
@@ -124,8 +122,7 @@ def test_a_second_generation_must_wait_for_the_first_to_be_stopped(driver: Drive
     driver.guard.spawn(2, [program(0, "true")])
     assert driver.until(SpawnFailed) == SpawnFailed(2, NO_SLOT, "generation 1 is not stopped yet")
     assert driver.until(Stopped).generation == 2
-    driver.guard.stop(0.0)
-    assert driver.until(Stopped).generation == 1
+    assert driver.stop().generation == 1
     driver.guard.spawn(3, [program(0, "true")])
     assert driver.until(Exited).generation == 3
 

@@ -11,6 +11,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -22,7 +23,7 @@ from elastic_agent.workers.guard.client import Launch
 from elastic_agent.workers.guard.kept_output import KeptOutput, KeptOutputs
 from tests.small_disk import run_on_small_disk
 from tests.waiting import wait_for
-from tests.workers.support import PATIENCE_S, StandIn, program, python
+from tests.workers.support import PATIENCE_S, StandIn, agent_with, program, python
 from tests.workers.test_guard_output import read_until
 from tests.workers.test_log_limit import LIMIT, LINE_BYTES, PART, lines, numbers, taken
 
@@ -31,15 +32,12 @@ IN_ORDER = "".join(f"out {i}\nerr {i}\n" for i in range(1, 51)).encode()
 
 
 @contextmanager
-def standin(stdout: int, stderr: int) -> Iterator[StandIn]:
-    """Run an agent with these streams, which are closed here."""
-    agent = StandIn(stdout=stdout, stderr=stderr)
-    for fd in {stdout, stderr}:
-        os.close(fd)
-    try:
-        yield agent
-    finally:
-        agent.close()
+def agent_on_pipes(*, is_one: bool = False) -> Iterator[tuple[StandIn, FileIO, FileIO]]:
+    """Run an agent whose stdout and stderr are pipes, or one pipe; yields the ends at which they are read, too."""
+    out, their_out = os.pipe()
+    err, their_err = (os.dup(out), their_out) if is_one else os.pipe()
+    with open(out, "rb", 0) as shown, open(err, "rb", 0) as errors, agent_with(their_out, their_err) as agent:
+        yield agent, shown, errors
 
 
 def shell(script: str, kept: Path | None, slot: int = 0, **fields: str) -> Launch:
@@ -49,8 +47,7 @@ def shell(script: str, kept: Path | None, slot: int = 0, **fields: str) -> Launc
 def ended(agent: StandIn) -> int:
     """Wait for a worker and then for all that it left; return its code."""
     code: int = agent.until("Exited")["returncode"]
-    agent.do("stop", grace_s=0.0)
-    agent.until("Stopped")
+    agent.stop()
     return code
 
 
@@ -68,7 +65,7 @@ def test_both_streams_of_a_worker_keep_their_order_if_they_go_to_the_same_place(
         read_end, write_end = os.open(log, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
     else:
         read_end, write_end = os.pipe() if kind == "pipe" else os.openpty()
-    with standin(write_end, write_end) as agent:
+    with agent_with(write_end, write_end) as agent:
         agent.spawn(shell(ORDER, tmp_path / "output.log"))
         shown = read_until(read_end, b"err 50") if kind != "file" else b""
         assert ended(agent) == 0
@@ -79,21 +76,17 @@ def test_both_streams_of_a_worker_keep_their_order_if_they_go_to_the_same_place(
 
 
 def test_streams_that_go_to_different_places_go_there_and_into_one_file(tmp_path: Path) -> None:
-    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-    with standin(their_out, their_err) as agent:
+    with agent_on_pipes() as (agent, out, err):
         agent.spawn(shell("echo to out; echo to err >&2; exit 7", tmp_path / "output.log"))
         assert agent.until("Exited")["stderr_tail"] == "to err\n"
         assert (read_until(out, b"\n"), read_until(err, b"\n")) == (b"to out\n", b"to err\n")
-        agent.do("stop", grace_s=0.0)
-        agent.until("Stopped")
-    for fd in (out, err):
-        os.close(fd)
+        agent.stop()
     assert sorted((tmp_path / "output.log").read_text().splitlines()) == ["to err", "to out"]
 
 
 def test_output_that_is_not_shown_is_kept(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    with standin(write_end, write_end) as agent:
+    with agent_with(write_end, write_end) as agent:
         agent.spawn(shell(ORDER, tmp_path / "output.log", stdout=os.devnull, stderr=os.devnull))
         assert ended(agent) == 0
     assert os.read(read_end, 1) == b""
@@ -102,60 +95,54 @@ def test_output_that_is_not_shown_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_prints_nothing_has_no_file(tmp_path: Path) -> None:
-    read_end, write_end = os.pipe()
-    with standin(write_end, write_end) as agent:
+    with agent_on_pipes(is_one=True) as (agent, *_):
         agent.spawn(shell("true", tmp_path / "output.log"))
         assert ended(agent) == 0
-    os.close(read_end)
     assert os.listdir(tmp_path) == []
 
 
 def test_stdout_that_is_a_file_is_the_workers_own(tmp_path: Path) -> None:
     """A result may be written there: the worker sees the file, and that its disk is full."""
-    result, read_end = os.open(tmp_path / "result", os.O_WRONLY | os.O_CREAT), os.open(os.devnull, os.O_RDWR)
-    with standin(result, read_end) as agent:
+    result, nowhere = os.open(tmp_path / "result", os.O_WRONLY | os.O_CREAT), os.open(os.devnull, os.O_RDWR)
+    with agent_with(result, nowhere) as agent:
         agent.spawn(shell("readlink /proc/self/fd/1; echo to err >&2", tmp_path / "output.log"))
         assert ended(agent) == 0
     assert (tmp_path / "result").read_text() == f"{tmp_path / 'result'}\n"
     assert (tmp_path / "output.log").read_text() == "to err\n"
-    with standin(os.open("/dev/full", os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) as agent:
+    with agent_with(os.open("/dev/full", os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) as agent:
         agent.spawn(shell("echo result", tmp_path / "full.log"))
         assert ended(agent) != 0
 
 
 def test_on_a_terminal_stdout_is_one_whose_size_follows(tmp_path: Path) -> None:
-    code = """
+    fifo = tmp_path / "gate"
+    os.mkfifo(fifo)
+    code = f"""
         import os, sys
-        os.write(1, f"{os.isatty(1)} {os.get_terminal_size(1).columns}".encode())
-        input()
+        os.write(1, f"{{os.isatty(1)}} {{os.get_terminal_size(1).columns}}".encode())
+        open({str(fifo)!r}).read()
         os.write(1, b".")
         while (columns := os.get_terminal_size(1).columns) == 77:
             os.write(1, b".")
-        os.write(1, f"now {columns}".encode())
+        os.write(1, f"now {{columns}}".encode())
     """
     screen, terminal = os.openpty()
-    resized, gate = os.pipe()
 
     def resize(columns: int) -> None:
         fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 33, columns, 0, 0))
 
     resize(77)
-    fifo = tmp_path / "gate"
-    os.mkfifo(fifo)
-    code = code.replace("input()", f"open({str(fifo)!r}).read()")
-    with standin(terminal, terminal) as agent:
+    with agent_with(terminal, terminal) as agent:
         agent.spawn(python(0, code, kept=str(tmp_path / "output.log")))
         assert read_until(screen, b"77") == b"True 77"
         resize(120)
         fifo.write_text("")
         assert read_until(screen, b"now 120").startswith(b".")
         assert ended(agent) == 0
-    for fd in (screen, resized, gate):
-        os.close(fd)
+    os.close(screen)
 
 
 def test_a_worker_gets_the_error_of_a_pipe_that_nobody_reads_any_more(tmp_path: Path) -> None:
-    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
     code = """
         import os, sys
         try:
@@ -164,25 +151,24 @@ def test_a_worker_gets_the_error_of_a_pipe_that_nobody_reads_any_more(tmp_path: 
         except BrokenPipeError:
             sys.exit(5)
     """
-    with standin(their_out, their_err) as agent:
+    with agent_on_pipes() as (agent, out, _):
         agent.spawn(python(0, code, kept=str(tmp_path / "output.log")))
         read_until(out, b"more")
-        os.close(out)
+        out.close()
         assert ended(agent) == 5
         agent.start(python(0, code, kept=str(tmp_path / "output.log")), generation=2)
         assert agent.until("Exited")["returncode"] == 5, "neither are later ones told that all is well"
-    os.close(err)
 
 
 def test_workers_go_on_when_the_reader_of_their_log_is_gone(tmp_path: Path) -> None:
     """Ctrl-C ends `tee` in `elastic-agent train.py 2>&1 | tee log`, too, and workers save then."""
-    read_end, write_end = os.pipe()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    with standin(write_end, write_end) as agent:
+    with agent_on_pipes(is_one=True) as (agent, *ends):
         agent.spawn(shell(f"echo ready; cat {gate}; echo saving && echo saved", tmp_path / "output.log"))
-        read_until(read_end, b"ready")
-        os.close(read_end)
+        read_until(ends[0], b"ready")
+        for end in ends:
+            end.close()
         gate.write_text("")
         assert ended(agent) == 0
     assert (tmp_path / "output.log").read_text() == "ready\nsaving\nsaved\n"
@@ -191,11 +177,9 @@ def test_workers_go_on_when_the_reader_of_their_log_is_gone(tmp_path: Path) -> N
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_worker_has_ended_when_its_output_was_taken(tmp_path: Path, code: int) -> None:
     """As without the guard, where it would still be writing: nothing is lost if the reader pauses."""
-    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-    size = (
-        fcntl.fcntl(out, fcntl.F_GETPIPE_SZ) + 2000
-    )  # a pipe of the guard, however small, has room for the rest
-    with standin(their_out, their_err) as agent:
+    with agent_on_pipes() as (agent, out, err):
+        # A pipe of the guard, however small, has room for the rest.
+        size = fcntl.fcntl(out, fcntl.F_GETPIPE_SZ) + 2000
         script = f"head -c {size} /dev/zero; echo end; echo done >&2; exit {code}"
         (pid,) = agent.spawn(shell(script, tmp_path / "output.log")).values()
         read_until(err, b"done")
@@ -206,38 +190,32 @@ def test_a_worker_has_ended_when_its_output_was_taken(tmp_path: Path, code: int)
         assert "Exited" not in [event["name"] for event in agent.events]
         assert len(read_until(out, b"end\n")) == size + 4
         assert ended(agent) == code
-    for fd in (out, err):
-        os.close(fd)
 
 
 def test_a_reader_that_does_not_read_keeps_no_worker_from_being_stopped(tmp_path: Path) -> None:
-    (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-    with standin(their_out, their_err) as agent:
+    with agent_on_pipes() as (agent, _, err):
         agent.spawn(
             shell("echo go >&2; exec cat /dev/zero", tmp_path / "0.log"),
             shell("head -c 60000 /dev/zero; echo done >&2", tmp_path / "1.log", slot=1),
         )
         read_until(err, b"done")
-        agent.do("stop", grace_s=0.0)
-        agent.until("Stopped")
-    for fd in (out, err):
-        os.close(fd)
+        agent.stop()
 
 
 # --- the file -------------------------------------------------------------------------------------
 
 
-def write_lines(path: Path, limit: int, count: int, at_once: int = 100) -> None:
+def write_lines(path: Path, count: int) -> None:
     outputs = KeptOutputs()
-    file = outputs.open(str(path), limit)
-    for first in range(0, count, at_once):
-        file.put(lines(first, min(first + at_once, count)))
+    file = outputs.open(str(path), LIMIT)
+    for first in range(0, count, 100):
+        file.put(lines(first, min(first + 100, count)))
     file.close()
     outputs.finish(PATIENCE_S)
 
 
 def test_output_within_the_limit_is_complete(tmp_path: Path) -> None:
-    write_lines(tmp_path / "log", LIMIT, LIMIT // LINE_BYTES)
+    write_lines(tmp_path / "log", LIMIT // LINE_BYTES)
     assert (tmp_path / "log").read_bytes() == lines(0, LIMIT // LINE_BYTES)
 
 
@@ -248,7 +226,7 @@ def test_of_more_output_the_beginning_and_the_end_are_kept(
     if not holes:
         monkeypatch.setattr(linux, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
     path, count = tmp_path / "log", 7 * LIMIT // LINE_BYTES + 5
-    write_lines(path, LIMIT, count)
+    write_lines(path, count)
     first, mark, rest = path.read_bytes().partition(b"\n[elastic-agent: output was removed here")
     assert mark
     last = numbers(rest.replace(b"\0", b""))

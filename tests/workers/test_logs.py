@@ -18,13 +18,11 @@ from elastic_agent.workers.output.generation_logs import Destinations, Generatio
 from tests.waiting import GUARD_S
 
 
-def environments(
-    slots: int = 1, generation: int = 1, run_id: str = "run", node_id: str = "n2"
-) -> dict[int, dict[str, str]]:
+def environments(slots: int = 1, generation: int = 1, run_id: str = "run") -> dict[int, dict[str, str]]:
     return {
         slot: {
             "ELASTIC_AGENT_RUN_ID": run_id,
-            "ELASTIC_AGENT_NODE_ID": node_id,
+            "ELASTIC_AGENT_NODE_ID": "n2",
             "ELASTIC_AGENT_GENERATION": str(generation),
             "TORCHELASTIC_RUN_ID": run_id,
         }

@@ -9,9 +9,9 @@ from elastic_agent.workers.output.generation_logs import take_out_middle
 from elastic_agent.workers.output.read_output import read_output
 
 
-def worker_files(folder: Path, generation: int, node_id: str = "n1", slot: int = 0) -> Path:
-    """Make the folder of a node as an agent does; returns that of a worker."""
-    made = LogFolders(str(folder), 20).make("cats", generation, node_id) / str(slot)
+def worker_files(folder: Path, generation: int, node_id: str = "n1") -> Path:
+    """Make the folder of a node as an agent does; returns that of its worker."""
+    made = LogFolders(str(folder), 20).make("cats", generation, node_id) / "0"
     made.mkdir()
     return made
 

@@ -28,7 +28,7 @@ from elastic_agent.workers.guard.client import (
     WarmLate,
 )
 from tests.waiting import wait_for
-from tests.workers.support import PATIENCE_S, Driver, News, watching
+from tests.workers.support import DAEMONISE, PATIENCE_S, Driver, News, watching
 
 REPORT = """
 import os, sys
@@ -68,11 +68,6 @@ def spawn(driver: Driver, generation: int, *launches: Launch) -> None:
     driver.guard.spawn(generation, launches, warm_patience_s=PATIENCE_S)
 
 
-def stop(driver: Driver, grace_s: float = 0.0) -> Stopped:
-    driver.guard.stop(grace_s)
-    return driver.until(Stopped)
-
-
 def staying(
     driver: Driver, generation: int, folder: Path, news: News, count: int = 1
 ) -> tuple[set[int], set[str]]:
@@ -90,7 +85,7 @@ def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Pat
         said = sorted(news.line() for _ in pids)
         assert said == sorted(f"warm {pid} a b" for pid in pids.values())
         with watching(*pids.values()) as workers:
-            assert stop(warm).unkillable == ()
+            assert warm.stop().unkillable == ()
             assert all(worker.ended() for worker in workers)
     assert len(warm.of(Warm)) == 1
 
@@ -104,16 +99,16 @@ def test_a_killed_spawner_does_not_affect_workers_and_is_replaced(
     with watching(pid) as (worker,):
         warm.until(Warm)
         assert not worker.ended(0)
-        stop(warm)
+        warm.stop()
     assert staying(warm, 2, tmp_path, news, 4)[1] == {"warm"}
-    stop(warm)
+    warm.stop()
 
 
 @pytest.mark.prove
 def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.until(Warm)
     staying(warm, 1, tmp_path, news)
-    stop(warm)
+    warm.stop()
     standbys = standbys_of(warm.guard.pid)
     with watching(*standbys) as processes:
         for pid in standbys:
@@ -121,7 +116,7 @@ def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) 
         assert all(process.ended() for process in processes)
     assert staying(warm, 2, tmp_path, news, 2)[1] == {"warm"}
     assert warm.of(Exited)[1:] == []
-    stop(warm)
+    warm.stop()
 
 
 @pytest.mark.prove
@@ -139,7 +134,7 @@ def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
     assert standbys < pids
     assert kinds == {"warm"}
     assert warm.of(SpawnerDied) == []
-    stop(warm)
+    warm.stop()
 
 
 @pytest.mark.prove
@@ -163,33 +158,20 @@ def test_a_warm_worker_starts_with_the_ignored_signals_of_its_launch(
     assert {number for number in linux.JOB_SIGNALS if masks["SigIgn"] >> (number - 1) & 1} == {signal.SIGUSR1}
     handled = {number for number in linux.JOB_SIGNALS if masks["SigCgt"] >> (number - 1) & 1}
     assert handled == {signal.SIGUSR2, signal.SIGINT}  # the second is Python's own
-    stop(driver)
+    driver.stop()
 
 
 def test_daemonised_processes_are_killed_and_standbys_are_spared(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     warm.until(Warm)
-    daemon = """
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        fd = os.open(sys.argv[1], os.O_WRONLY)
-        os.write(fd, b"%d\\n" % os.getpid())
-    else:
-        os._exit(0)
-else:
-    os.wait()
-import time
-time.sleep(1000)
-"""
     for generation, grace_s in ((1, 0.0), (2, 1000.0)):
-        spawn(warm, generation, script(tmp_path, news, daemon))
+        spawn(warm, generation, script(tmp_path, news, DAEMONISE, "", "time.sleep(1000)"))
         warm.until(Spawned)
         told = [news.line(), news.line()]
         with watching(int(next(line for line in told if line.isdigit()))) as (left,):
             before = standbys_of(warm.guard.pid)
-            assert stop(warm, grace_s).unkillable == ()
+            assert warm.stop(grace_s).unkillable == ()
             assert left.ended(0)
             assert before <= standbys_of(warm.guard.pid)
 
@@ -219,7 +201,7 @@ def test_an_unsafe_preload_is_named_and_workers_start_cold(
     keep_warm(driver.guard, tmp_path, "mymodel")
     assert staying(driver, 1, tmp_path, news)[1] == {"cold"}
     assert reason in driver.of(Cold)[0].reason
-    stop(driver)
+    driver.stop()
 
 
 def test_the_wait_for_the_spawners_imports_is_limited(driver: Driver, tmp_path: Path, news: News) -> None:
@@ -229,7 +211,7 @@ def test_the_wait_for_the_spawners_imports_is_limited(driver: Driver, tmp_path: 
     assert driver.until(WarmLate).generation == 1
     driver.until(Spawned)
     assert news.line().split()[0] == "cold"
-    stop(driver)
+    driver.stop()
 
 
 def test_a_stop_while_waiting_for_the_spawner_takes_effect_at_once_and_is_no_failure_to_start(
@@ -249,14 +231,14 @@ def test_a_stop_before_standbys_have_read_their_launch_takes_effect(
 ) -> None:
     warm.until(Warm)
     staying(warm, 1, tmp_path, news)
-    stop(warm)
+    warm.stop()
     frozen = await_standbys(warm.guard.pid)
     for pid in frozen:
         freeze(pid)
     spawn(warm, 2, *(script(tmp_path, news, STAY, slot=slot) for slot in range(len(frozen))))
-    stop(warm)
+    warm.stop()
     assert staying(warm, 3, tmp_path, news)[1] == {"warm"}
-    stop(warm)
+    warm.stop()
 
 
 @pytest.mark.prove
@@ -268,13 +250,13 @@ def test_an_unresponsive_spawner_is_replaced(warm: Driver, tmp_path: Path, news:
     assert not warm.until(WarmLate).importing
     assert len(warm.until(Spawned).pids) == 5
     assert {news.line().split()[0] for _ in range(5)} <= {"warm", "cold"}
-    stop(warm)
+    warm.stop()
     if len(warm.of(Warm)) < 2:
         warm.until(Warm)
     spawn(warm, 2, *launches)
     warm.until(Spawned)
     assert {news.line().split()[0] for _ in range(5)} == {"warm"}
-    stop(warm)
+    warm.stop()
 
 
 def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
