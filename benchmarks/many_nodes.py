@@ -35,7 +35,7 @@ from elastic_agent.protocol import (
 )
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import BackendOptions, open_backend
-from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
+from elastic_agent.rendezvous.participant import Owner, Participant
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, new_incarnation
@@ -92,16 +92,12 @@ class InstantNode:
         self.session.listen(self._hear)
         self._part = Participant(
             self.session,
-            Workers(
+            Owner(
                 set_deadline=lambda deadline_s: None,
                 warm_up=lambda: None,
                 start=self._start,
                 stop=lambda action: self._part.perform(self.node.stopped()),
                 notify=lambda notice: self._reach("told", self.node.generation),
-            ),
-            Reporter(
-                announced=lambda announced: None,
-                rejoins=lambda incarnation, reason: None,
                 departs=lambda ending: tell("trouble", what=f"departed: {ending.reason}"),
             ),
             new_incarnation,

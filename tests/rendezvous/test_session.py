@@ -110,12 +110,18 @@ class LateRegistration:
         return getattr(self._dialer, name)
 
 
-def test_a_store_with_less_history_gets_it_at_any_registration(endpoint: Endpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("least", "generation"), [(1, 3), (2, 1)], ids=["runs", "forms"])
+def test_a_store_with_less_history_gets_it_at_any_registration(
+    endpoint: Endpoint, tmp_path: Path, least: int, generation: int
+) -> None:
+    """Also where it only forms the generation of which a node knows a world."""
+
     async def story() -> None:
-        rules = policy(1, 2, lease_s=LEASE_S)  # which x may still have
-        known = on_disk(3, world(3, "x-1"), order=("x",))
+        rules = policy(least, 2, lease_s=LEASE_S)  # which x may still have
+        known = on_disk(generation, world(generation, "x-1"), order=("x",))
         async with Participant("c", endpoint, rules, tmp_path / "c") as c:
-            assert (await c.running("c")).generation == 1
+            if least == 1:
+                assert (await c.running("c")).generation == 1
             late = Participant("a", endpoint, rules, tmp_path / "a", through=LateRegistration)
             late.session.history = known
             async with late as a:

@@ -283,7 +283,7 @@ class Coordinator:
             ]
         else:
             histories = list(self._histories())
-        later = [known for known in histories if known is not None and _is_later(known, plan)]
+        later = [known for known in histories if known is not None and known.is_later_than(plan)]
         if plan.phase is not Phase.FORMING:
             return later
         return later + [
@@ -451,16 +451,6 @@ def _history_it_runs(member: Member) -> Plan | None:
     return member.history if runs else None
 
 
-def _is_later(history: Plan, plan: Plan) -> bool:
-    """Return whether the history is of a later generation, or names a world of one that this plan only forms.
-
-    Another coordinator has sealed that world, for a store that is lost.
-    """
-    own = plan.world.generation if plan.world is not None else -1
-    sealed = history.world.generation if history.world is not None else -1
-    return history.generation > plan.generation or sealed == plan.generation > own
-
-
 def _may_run(member: Member, generation: int) -> bool:
     """Return whether this node, by its history, has a seat in an earlier world and has not stopped since."""
     world = member.history.world if member.history is not None else None
@@ -482,7 +472,7 @@ def _above(now: ClusterView, beyond: list[Plan]) -> Decision:
         policy = policy.covering(history)
         if history.world is not None and not history.settled:
             seats |= {seat.incarnation: seat for seat in history.world.seats}
-    is_later = _is_later(newest, plan)
+    is_later = newest.is_later_than(plan)
     another = newest.settled and newest.outcome is not Phase.STOPPED
     spent = newest if is_later and newest.charged >= plan.charged and not another else plan
     known = msgspec.structs.replace(

@@ -524,10 +524,21 @@ class Plan(Record, frozen=True):
         return self.phase if self.is_terminal else None
 
     @property
+    def sealed(self) -> int:
+        """The generation of the newest world; -1: there is none."""
+        return self.world.generation if self.world is not None else -1
+
+    @property
     def rank(self) -> tuple[int, int, bool, bool]:
         """Of two plans of one run on disks, the one that ranks higher is the newer."""
-        sealed = self.world.generation if self.world is not None else -1
-        return self.generation, sealed, self.is_terminal, self.settled
+        return self.generation, self.sealed, self.is_terminal, self.settled
+
+    def is_later_than(self, plan: Plan) -> bool:
+        """Return whether this history is of a later generation, or names a world of one that the plan only forms.
+
+        Another coordinator has sealed that world, for a store that is lost.
+        """
+        return self.generation > plan.generation or self.sealed == plan.generation > plan.sealed
 
     @property
     def newness(self) -> tuple[object, ...]:

@@ -388,7 +388,7 @@ class Session:
 
     def _knows_more_than(self, plan: Plan | None) -> bool:
         """Return whether a coordinator at this plan needs this node's run history."""
-        return self.history is not None and (plan is None or self.history.generation > plan.generation)
+        return self.history is not None and (plan is None or self.history.is_later_than(plan))
 
     # -- the pump -------------------------------------------------------------------------------
 
