@@ -33,7 +33,7 @@ def training(
 
 def kill_in_the_step(run: Kept, worker: str) -> None:
     """Kill a worker when the second one stands, and the others are in the same step."""
-    run.wait_note("stands")
+    run.wait("a worker that stands", lambda: run.notes("stands"))
     run.wait(
         "the others", lambda: all(STANDS_AT in run.of(other, "step", "step") for other in ("n/0", "n/2"))
     )
