@@ -87,7 +87,7 @@ def test_no_machine_is_needed(cluster: Cluster, machines: Machines, fault: str) 
     """One after the other, and so the leader's and the coordinator's, too; nothing is configured in between."""
     strike, undo = FAULTS[fault]
     paused = NODES if fault == "SIGSTOP" else ()
-    took_s = {}
+    took_s, late = {}, {}
     for node in NODES:
         leader = wait_members(cluster, machines)
         newest = max(cluster.worlds())
@@ -96,10 +96,13 @@ def test_no_machine_is_needed(cluster: Cluster, machines: Machines, fault: str) 
         second = cluster.wait_training(*(other for other in NODES if other != node), after=newest)
         on_s = next(step["boottime_s"] for step in cluster.steps() if step["generation"] == second)
         took_s[f"{node}, leader {leader}"] = on_s - struck_s
+        # A new leader of etcd begins all leases anew, the coordinator's, too.
+        if on_s - struck_s > AT_MOST_S + (LEASE_S if leader == node else 0.0):
+            late[node] = on_s - struck_s
         undo(cluster, machines, node)
         cluster.wait_training(*NODES, after=second)
     print(f"{fault}: {took_s}")
-    assert max(took_s.values()) < AT_MOST_S, f"{took_s}\n{cluster.story()}"
+    assert not late, f"{took_s}\n{cluster.story()}"
     see_it_end(cluster, restarts=0, paused=paused)
 
 
