@@ -28,7 +28,7 @@ def parked(driver: Driver, *launches: Launch) -> dict[int, int]:
 def test_a_kept_worker_lives_and_goes_on_in_the_next_generation_beside_new_ones(driver: Driver) -> None:
     pids = parked(driver)
     assert [(end.slot, end.returncode) for end in driver.of(Exited)] == [(1, -signal.SIGKILL)]
-    driver.guard.spawn(2, [program(0, *SLEEP, keep=pids[0]), program(1, *SLEEP)])
+    driver.guard.spawn(2, [program(0, *SLEEP, parked=pids[0]), program(1, *SLEEP)])
     after = driver.until(Spawned).pids
     assert after[0] == pids[0]
     assert after[1] != pids[1]
@@ -86,7 +86,7 @@ def test_parked_workers_that_must_not_go_on_are_killed(driver: Driver, why: str)
     with watching(pids[0]) as (worker,):
         if why != "left over":
             driver.guard.set_deadline(None if why == "no lease" else boottime_s() - 1.0)
-        driver.guard.spawn(2, [program(0, *SLEEP, keep=None if why == "left over" else pids[0])])
+        driver.guard.spawn(2, [program(0, *SLEEP, parked=None if why == "left over" else pids[0])])
         expected = {"no lease": "holds no lease", "expired": "", "left over": "have no place in it"}[why]
         assert expected in driver.until(SpawnFailed).error
         driver.until(Stopped)
@@ -98,7 +98,7 @@ def test_a_slot_whose_parked_worker_has_ended_gets_another_process(driver: Drive
     os.kill(pids[0], signal.SIGKILL)
     assert [driver.until(Exited).pid for _ in range(1)] == [pids[0]]
     driver.until(Stopped)
-    driver.guard.spawn(2, [program(0, *SLEEP, keep=pids[0])])
+    driver.guard.spawn(2, [program(0, *SLEEP, parked=pids[0])])
     assert driver.until(Spawned).pids[0] != pids[0]
 
 
@@ -129,7 +129,7 @@ def test_what_a_worker_prints_after_it_goes_on_is_kept_in_the_file_of_its_genera
     assert news.line() == "before"
     driver.guard.stop(0.0, keep=[pid])
     driver.until(Stopped)
-    driver.guard.spawn(2, [python(0, code, str(news.path), keep=pid, kept=str(second), **fields)])
+    driver.guard.spawn(2, [python(0, code, str(news.path), parked=pid, kept=str(second), **fields)])
     driver.until(Spawned)
     os.kill(pid, signal.SIGUSR1)
     assert news.line() == "after"

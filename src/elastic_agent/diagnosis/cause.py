@@ -29,7 +29,8 @@ _TRACEBACKS = (
 )
 _MESSAGE_CHARACTERS = 300
 _NEVER_THE_SAME = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
-_VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
+VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
+"""The beginnings of what follows the name of a worker without a colon."""
 
 
 class CauseKind(enum.StrEnum):
@@ -113,7 +114,7 @@ def described(cause: RootCause) -> str:
     if what.startswith(named) or f"worker {cause.worker} " in what:
         machine = f" (on {cause.host})" if cause.host and cause.host not in what else ""
         return f"{what}{machine}{_folded(cause)}"
-    return f"{who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
+    return f"{who}{'' if what.startswith(VERBS) else ':'} {what}{_folded(cause)}"
 
 
 def render(cause: RootCause) -> str:

@@ -288,7 +288,7 @@ def signal_name(returncode: int | None) -> str:
 
 
 def ending(returncode: int | None) -> str:
-    """Return how a process ended, such as "exited with code 3"."""
+    """Return how a process ended, such as "exited with code 3"; it begins with one of ``cause.VERBS``."""
     if returncode is None:
         return "ended"
     name = signal_name(returncode)

@@ -211,7 +211,7 @@ class WorkerContext:
             warm=self.warm,
             ignored=self.ignored_signals,
             startup_hook=self._startup_hook,
-            keep=self.parked.get(slot),
+            parked=self.parked.get(slot),
         )
 
     def variables(self, slot: int) -> dict[str, str]:

@@ -30,7 +30,10 @@ LOCAL_RANK_MACRO = "${local_rank}"
 
 
 def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
-    """Return program and arguments for the worker in ``slot``, as torchrun would start it."""
+    """Return program and arguments for the worker in ``slot``, as torchrun would start it.
+
+    The spawner expects that these begin so: ``WorkerContext._launch`` puts a program before them, for a cold start.
+    """
     arguments = tuple(argument.replace(LOCAL_RANK_MACRO, str(slot)) for argument in settings.script_args)
     if settings.runs_program:
         return (settings.script, *arguments)

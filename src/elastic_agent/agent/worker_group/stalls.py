@@ -1,4 +1,5 @@
-"""Notices that the workers of this node make no progress: no heartbeat, and no collective begun or completed.
+"""Notices that the workers of this node make no progress: no heartbeat, no optimizer step, and no
+collective begun or completed.
 
 It tells that there is a stall, and after which time it counts as a hang. Whether there is one, and which worker is the
 cause, only the reports of all nodes show (`diagnosis/hangs.py`).

@@ -45,8 +45,8 @@ class Launch:
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
     signals in `ignored` ignored, and with all others as any program does. With
-    `startup_hook`, a cold one adapts frameworks as warm ones do. `keep`: the parked process that goes on in this place
-    if it lives; its streams stay what they are, but for `kept`.
+    `startup_hook`, a cold one adapts frameworks as warm ones do. `parked`: the parked process that goes on in this
+    place if it lives; its streams stay what they are, but for `kept`.
     """
 
     slot: int
@@ -59,7 +59,7 @@ class Launch:
     warm: bool = False
     ignored: tuple[int, ...] = ()
     startup_hook: bool = False
-    keep: int | None = None
+    parked: int | None = None
 
 
 @dataclass(frozen=True)

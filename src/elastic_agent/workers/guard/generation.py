@@ -19,7 +19,7 @@ import time
 
 from elastic_agent import linux
 from elastic_agent.workers.guard import cold, kept_workers
-from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
+from elastic_agent.workers.guard.progress import LOOK_EVERY_S, StopProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Generation:
         """Ends of workers whose output the reader of stdout has not taken: without the guard, they would not have
         ended."""
         self._kill_at = 0.0
-        self._progress: Progress | None = None
+        self._progress: StopProgress | None = None
         self._next_look = 0.0
         self._terminated_groups: set[int] = set()
         self._terminated: set[tuple[int, int]] = set()
@@ -117,7 +117,7 @@ class Generation:
 
         `Spawned` is reported when every one runs its program, `SpawnFailed` when one cannot.
         """
-        self._to_start = sorted(launches, key=lambda launch: launch.keep not in self._parked)
+        self._to_start = sorted(launches, key=lambda launch: launch.parked not in self._parked)
         self.start_more()
 
     def start_more(self) -> None:
@@ -137,8 +137,8 @@ class Generation:
     def _start(self, launch: SimpleNamespace) -> bool:
         """Start a worker if that is possible now, and return whether it was; if not, a standby is being started."""
         pool = self._pool
-        if launch.keep in self._parked:
-            worker = self._parked.pop(launch.keep)
+        if launch.parked in self._parked:
+            worker = self._parked.pop(launch.parked)
             self._console.move(worker.channels, launch)
             self._add_worker(worker)
             return True
@@ -321,7 +321,7 @@ class Generation:
 
     def all_go_on(self, launches: list[SimpleNamespace]) -> bool:
         """Return whether the launches name all parked workers."""
-        return self._workers.keys() <= {launch.keep for launch in launches}
+        return self._workers.keys() <= {launch.parked for launch in launches}
 
     def release(self) -> dict[int, Worker]:
         """Return the parked workers, by process, for the next generation; nothing is left here."""
@@ -352,7 +352,7 @@ class Generation:
             now = time.monotonic()
             self._kill_at = now + grace_s
             if idle_s is not None:
-                self._progress = Progress(
+                self._progress = StopProgress(
                     [worker.pid for worker in self._leaving()],
                     signum,
                     idle_s,

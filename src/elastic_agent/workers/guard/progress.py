@@ -41,7 +41,7 @@ _CLEAR_BYTES = 64 * 1024
 """Read, written or taken as memory."""
 
 
-class Progress:
+class StopProgress:
     """The activity of the processes of a generation since a signal.
 
     Make it just before the signal is sent. `workers` are the processes that get it; those that ignore it are not
