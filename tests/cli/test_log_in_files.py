@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import LONG_LEASE, elastic_agent
+from tests.workers.test_kept_output import LIMIT, taken
 
 READABLE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (info|warning) ")
 ELSEWHERE = {**LONG_LEASE, "JOURNAL_STREAM": "1:2"}
@@ -62,3 +63,18 @@ def test_output_is_kept_by_worker_in_the_order_in_which_it_was_printed(tmp_path:
         f"{slot}/output.log": "".join(f"out {i} of {slot}\nerr {i} of {slot}\n" for i in (1, 2, 3))
         for slot in (0, 1)
     }
+
+
+def test_the_limit_is_for_what_is_kept_of_the_console_and_for_no_redirected_file(tmp_path: Path) -> None:
+    folders = ("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs"))
+    options = ("--log-limit", "96K", "--redirects", "2")
+    words = (*folders, *options, "--no-python", "sh", "-c", "seq 100000; seq 100000 >&2")
+    done = elastic_agent(*words, variables=LONG_LEASE)
+    assert done.returncode == 0, done.stderr
+    (worker,) = (tmp_path / "logs" / "latest" / "latest").glob("*/0")
+    printed = "".join(f"{number}\n" for number in range(1, 100001))
+    assert done.stdout == (worker / "stderr.log").read_text() == printed
+    kept = (worker / "output.log").read_text()
+    assert taken(worker / "output.log") <= LIMIT + 8192
+    assert kept.startswith("1\n2\n")
+    assert kept.endswith("99999\n100000\n")

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import locked
 from elastic_agent.launcher import hosts
 from elastic_agent.launcher.hosts import TRAVELLING, options_of
-from elastic_agent.launcher.on_host import Order
+from elastic_agent.launcher.on_host import Order, limit_log, take_out_middle
 from elastic_agent.workers.output.folders import KEPT_RUNS
 from tests.cli.support import COMMAND, LONG_LEASE, clean_environment, refusal
 from tests.names import unique
 from tests.ports import free_port
 from tests.waiting import GUARD_S, wait_for
+from tests.workers.test_kept_output import LIMIT, LINE_BYTES, PART, kept_in, lines, taken
 
 SSH = """\
 #!/bin/bash
@@ -296,3 +298,43 @@ def test_logs_of_older_runs_without_an_id_are_removed_unless_they_run(desk: Desk
         wait_for("the end of all processes", lambda: not desk.processes() or None)
     assert [log.exists() for log in logs[:4]] == [False, True, False, True]
     assert not logs[0].parent.exists()
+
+
+def test_of_a_larger_log_the_beginning_and_the_end_are_kept_while_it_is_written(tmp_path: Path) -> None:
+    log, count = tmp_path / "log", 60001
+    log.write_bytes(lines(0, LIMIT // LINE_BYTES))
+    take_out_middle(str(log), LIMIT)
+    assert log.read_bytes() == lines(0, LIMIT // LINE_BYTES), "it is not larger yet"
+    code = f"""
+import os
+for number in range({LIMIT // LINE_BYTES}, {count}):
+    os.write(1, b"%0{LINE_BYTES - 1}d\\n" % number)
+"""
+    with log.open("ab") as file, subprocess.Popen([sys.executable, "-S", "-c", code], stdout=file) as writer:
+        while writer.poll() is None:
+            take_out_middle(str(log), LIMIT)
+    assert writer.returncode == 0
+    take_out_middle(str(log), LIMIT)
+    assert taken(log) <= LIMIT
+    assert log.stat().st_size == count * LINE_BYTES, "who follows the file goes on where it was"
+    first, last = kept_in(log.read_bytes())
+    assert first == [*range(PART // LINE_BYTES)]
+    assert last == [*range(last[0], count)], "in order, without a gap"
+    assert len(last) >= PART // LINE_BYTES - 1
+
+
+def test_a_log_where_files_have_no_holes_stays_whole_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(linux, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
+    limit_log(str(tmp_path / "removed"), LIMIT)
+    assert caplog.messages == []
+    log, content = tmp_path / "log", lines(0, 2 * LIMIT // LINE_BYTES)
+    with log.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # it takes its space now
+    limit_log(str(log), LIMIT)
+    (warning,) = caplog.messages
+    assert f"cannot limit the size of {log}: the file system cannot make holes in files" in warning
+    assert log.read_bytes() == content

@@ -25,7 +25,6 @@ from tests.small_disk import run_on_small_disk
 from tests.waiting import wait_for
 from tests.workers.support import PATIENCE_S, StandIn, agent_with, program, python
 from tests.workers.test_guard_output import read_until
-from tests.workers.test_log_limit import LIMIT, LINE_BYTES, PART, lines, numbers, taken
 
 ORDER = "for i in $(seq 50); do echo out $i; echo err $i >&2; done"
 IN_ORDER = "".join(f"out {i}\nerr {i}\n" for i in range(1, 51)).encode()
@@ -205,6 +204,32 @@ def test_a_reader_that_does_not_read_keeps_no_worker_from_being_stopped(tmp_path
 # --- the file -------------------------------------------------------------------------------------
 
 
+LIMIT = 96 * 1024
+PART = LIMIT // 3
+LINE_BYTES = 64
+
+
+def lines(first: int, last: int) -> bytes:
+    """Numbered lines of one length."""
+    return b"".join(f"{number:0{LINE_BYTES - 1}d}\n".encode() for number in range(first, last))
+
+
+def numbers(content: bytes) -> list[int]:
+    return [int(line) for line in content.split(b"\n") if line.isdigit()]
+
+
+def kept_in(content: bytes) -> tuple[list[int], list[int]]:
+    """Return the numbers of the whole lines before and behind the hole."""
+    first, mark, rest = content.partition(b"\n[elastic-agent: output was removed here")
+    assert mark
+    return numbers(first), numbers(rest.replace(b"\0", b""))
+
+
+def taken(path: Path) -> int:
+    """Return the space that a file takes."""
+    return path.stat().st_blocks * 512
+
+
 def write_lines(path: Path, count: int) -> None:
     outputs = KeptOutputs()
     file = outputs.open(str(path), LIMIT)
@@ -227,10 +252,8 @@ def test_of_more_output_the_beginning_and_the_end_are_kept(
         monkeypatch.setattr(linux, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
     path, count = tmp_path / "log", 7 * LIMIT // LINE_BYTES + 5
     write_lines(path, count)
-    first, mark, rest = path.read_bytes().partition(b"\n[elastic-agent: output was removed here")
-    assert mark
-    last = numbers(rest.replace(b"\0", b""))
-    assert numbers(first) == [*range(PART // LINE_BYTES)]
+    first, last = kept_in(path.read_bytes())
+    assert first == [*range(PART // LINE_BYTES)]
     assert last == [*range(last[0], count)], "in order, without a gap"
     assert len(last) >= PART // LINE_BYTES - 1
     assert taken(path) <= LIMIT + 8192

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from queue import SimpleQueue
 
+from elastic_agent.workers.guard.kept_output import KeptOutput
 from elastic_agent.workers.output.folders import LogFolders, run_folder
-from elastic_agent.workers.output.generation_logs import take_out_middle
 from elastic_agent.workers.output.read_output import read_output
 
 
@@ -94,9 +95,9 @@ def test_of_more_than_is_allowed_the_newest_part_is_read(tmp_path: Path) -> None
 
 
 def test_what_the_limit_of_logs_removed_is_not_shown_as_zeros(tmp_path: Path) -> None:
-    output = worker_files(tmp_path, 1) / "stdout.log"
-    output.write_bytes(b"line\n" * 200_000)
-    take_out_middle(str(output), 60_000)
+    output = KeptOutput(str(worker_files(tmp_path, 1) / "output.log"), 60_000, SimpleQueue())
+    for _ in range(200):
+        output.write(b"line\n" * 1000, 0)
     folder = run_folder(str(tmp_path), "cats")
     read = read_output(folder, {}, last_lines=10**6, most_bytes=2**20)[0]["n1/0"]
     assert "\0" not in read

@@ -6,6 +6,7 @@ import atexit
 import codecs
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import subprocess
@@ -17,16 +18,27 @@ from typing import BinaryIO
 
 import msgspec
 
+from elastic_agent import linux
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import all_but_newest, locked
+from elastic_agent.workers.guard.kept_output import CUT_HERE, PARTS
 from elastic_agent.workers.output.folders import KEPT_RUNS
-from elastic_agent.workers.output.generation_logs import KEPT_BYTES, LogLimit
 from elastic_agent.workers.output.tee import Follower
 
 AGENT = (sys.executable, "-P", "-m", "elastic_agent")
+
+LOG_BYTES = 16 * 1024**2
+"""The space for the log of an agent and its workers, as for a worker's output.log without --log-limit."""
+
+CHECK_EVERY_S = 5.0
+"""The log may exceed its space by what is written in this time."""
+
+_STAT_BLOCK_BYTES = 512
+
+logger = logging.getLogger(__name__)
 
 
 class Order(msgspec.Struct):
@@ -59,7 +71,8 @@ def main() -> int:
             _remove(Path(log.name))
         return ExitCode.INTERRUPTED
     log.truncate(0)
-    LogLimit(KEPT_BYTES).watch([log.name])
+    # A thread: a file system may hang, and so may the reader of what this one shows.
+    threading.Thread(target=limit_log, args=(log.name,), daemon=True).start()
     words = [*AGENT, "run", *order.options, *msgspec.json.decode(options), *order.script]
     agent = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     threading.Thread(target=_obey, args=(agent, order.run_id), daemon=True).start()
@@ -99,6 +112,42 @@ def _remove(log: Path) -> None:
     with contextlib.suppress(OSError):
         log.unlink()
         log.parent.rmdir()
+
+
+def limit_log(path: str, limit_bytes: int = LOG_BYTES, check_every_s: float = CHECK_EVERY_S) -> None:
+    """Keep the first third of the limit and the end of a log whenever it takes more, until it is removed.
+
+    The agent and its workers append to it meanwhile: so it keeps its length, and its middle becomes a hole, which takes
+    no space and reads as zeros.
+    """
+    try:
+        while True:
+            take_out_middle(path, limit_bytes)
+            time.sleep(check_every_s)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("cannot limit the size of %s: %s", path, error.strerror)
+
+
+def take_out_middle(path: str, limit_bytes: int) -> None:
+    """Give back the space of what is neither in the first nor in the last third of the limit, if more is taken.
+
+    Raises:
+        OSError: the file is not there, or its file system makes no holes.
+    """
+    known = os.stat(path)
+    part_bytes = limit_bytes // PARTS
+    end = known.st_size - part_bytes
+    if known.st_blocks * _STAT_BLOCK_BYTES <= limit_bytes or end <= part_bytes:
+        return
+    # Not with O_APPEND, which would make the write below an append.
+    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        linux.punch_hole(handle, part_bytes, end - part_bytes)
+        os.pwrite(handle, CUT_HERE[: end - part_bytes], part_bytes)
+    finally:
+        os.close(handle)
 
 
 def _show(_: str, line: str) -> None:

@@ -23,7 +23,7 @@ from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.facts import Started
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.folders import KEPT_RUNS, run_folder
-from elastic_agent.workers.output.generation_logs import KEPT_BYTES, GenerationLogs, Streams
+from elastic_agent.workers.output.generation_logs import GenerationLogs, Streams
 from elastic_agent.workers.spawner.curated import current_folder
 
 from .command import RunFacts, worker_command, worker_environment
@@ -35,9 +35,6 @@ if TYPE_CHECKING:  # it is imported late, for the options that need it
     from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.numa.binding import NumaOptions
 
-
-REDIRECTED_BYTES = 1024**3
-"""The space for a worker's files of --redirects and --tee without --log-limit."""
 
 _COPIES = 2
 """Of each worker's state: while it writes one, the other is complete."""
@@ -73,7 +70,6 @@ def logs_specs(settings: Settings, slots: int) -> GenerationLogs | LogsSpecs:
             redirects,
             tee,
             shown,
-            limit_bytes=REDIRECTED_BYTES if settings.log_limit is None else settings.log_limit,
             keep_runs=None if named else KEPT_RUNS,
         )
     except ValueError as error:
@@ -281,5 +277,5 @@ class WorkerFactory:
                 "" if settings.runs_program else commands[0][0],
                 len({seat.address for seat in world.seats}) - 1,
             ),
-            kept_bytes=KEPT_BYTES if settings.log_limit is None else settings.log_limit,
+            kept_bytes=settings.log_limit,
         )

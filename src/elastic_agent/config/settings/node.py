@@ -149,12 +149,12 @@ class OutputSettings:
         why="torchrun uses a new temporary directory each time",
         factory=lambda: default_log_dir(default_state_dir(os.environ)),
     )
-    log_limit: int | None = setting(
+    log_limit: int = setting(
         value_types.SIZE,
-        None,
-        "Maximum size of each file of a worker's output: output.log, which has what it prints on the console, "
-        "and those of --redirects and --tee. Of larger output, the first third and the end are kept. 0: no limit.",
-        shown_default="16M for output.log, 1G for others",
+        "16M",
+        "Maximum size of output.log, which elastic-agent keeps of what a worker prints on the console. Of larger "
+        "output, the first third and the end are kept. 0: no limit. Files of --redirects and --tee are complete, as "
+        "under torchrun.",
         example="1G",
     )
     logs_specs: str | None = setting(

@@ -11,33 +11,16 @@ generation that is kept is ever erased. Nodes may share the directory.
 
 from __future__ import annotations
 
-import logging
 import os
-import queue
-import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
 
-from elastic_agent import linux
 from elastic_agent import worker_variables as variables
-from elastic_agent.workers.guard.kept_output import CUT_HERE, PARTS
 from elastic_agent.workers.output.folders import LogFolders
 
-KEPT_BYTES = 16 * 1024**2
-"""The space for what a process prints on the console, unless --log-limit says otherwise."""
-
-CHECK_EVERY_S = 5.0
-"""A file may exceed its limit by what a worker writes in this time, as long as it runs."""
-
-CLOSE_S = 5.0
-"""The longest time that the last check of files may take."""
-
 _CONSOLE = ""
-_STAT_BLOCK_BYTES = 512
-
-logger = logging.getLogger(__name__)
 
 
 class Streams(IntFlag):
@@ -78,8 +61,6 @@ class GenerationLogs:
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
             nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
-        limit_bytes: What a file of a worker's redirected output may take; 0: there is no limit. The guard limits the
-            file in which the console's output is kept.
         keep_runs: How many directories of runs without --rdzv-id are kept; None: all, as this run was named.
 
     Raises:
@@ -94,7 +75,6 @@ class GenerationLogs:
         local_ranks_filter: set[int] | None = None,
         keep_generations: int = 20,
         *,
-        limit_bytes: int = 0,
         keep_runs: int | None = None,
     ) -> None:
         self._directory = _usable_directory(log_dir)
@@ -102,7 +82,6 @@ class GenerationLogs:
         self._teed = tee or {}
         self._shown = local_ranks_filter or None
         self._folders = LogFolders(self._directory, keep_generations, keep_runs)
-        self._limit = LogLimit(limit_bytes) if limit_bytes else None
 
     @property
     def root_log_dir(self) -> str:
@@ -129,7 +108,7 @@ class GenerationLogs:
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
         stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Streams.OUT, "stdout.log")
         stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Streams.ERR, "stderr.log")
-        dest = Destinations(
+        return Destinations(
             stdouts=stdouts,
             stderrs=stderrs,
             tee_stdouts=tee_stdouts,
@@ -143,20 +122,9 @@ class GenerationLogs:
                 if {stdouts[slot], stderrs[slot]} & {_CONSOLE, os.devnull}
             },
         )
-        if self._limit is not None:
-            written = {
-                *dest.stdouts.values(),
-                *dest.stderrs.values(),
-                dest.filtered_stdout,
-                dest.filtered_stderr,
-            }
-            self._limit.watch(written - {_CONSOLE, os.devnull})
-        return dest
 
     def close(self) -> None:
         """End, as no worker writes any more."""
-        if self._limit is not None:
-            self._limit.close()
         self._folders.close()
 
     def _destinations(
@@ -187,82 +155,3 @@ def _usable_directory(log_dir: str) -> str:
     except OSError as error:
         raise ValueError(f"cannot create the log directory {log_dir!r}: {error.strerror}") from error
     return os.path.abspath(log_dir)
-
-
-class LogLimit:
-    """Limits the files of the running generation, and at its end once more, in a thread of its own.
-
-    A thread, because a file system may hang and the agent's loop must not. Workers and their children append to these
-    files with descriptors of their own, and others may read them meanwhile: so a file keeps its length, and its middle
-    becomes a hole, which takes no space and reads as zeros.
-
-    Args:
-        limit_bytes: The space that a file may take.
-        check_every_s: Pause between two checks.
-    """
-
-    def __init__(self, limit_bytes: int, check_every_s: float = CHECK_EVERY_S) -> None:
-        self._limit_bytes = limit_bytes
-        self._check_every_s = check_every_s
-        self._files: Collection[str] = ()
-        self._written: queue.SimpleQueue[Collection[str] | None] = queue.SimpleQueue()
-        """Files that no worker writes to any more; None: there will be no others."""
-        self._thread: threading.Thread | None = None
-        self._warned: set[str] = set()
-
-    def watch(self, paths: Collection[str]) -> None:
-        """Limit these files from now on; earlier ones are not written any more."""
-        self._written.put(self._files)
-        self._files = paths
-        if self._thread is None and paths:
-            self._thread = threading.Thread(target=self._run, name="log-limit", daemon=True)
-            self._thread.start()
-
-    def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End, as no worker writes any more. Waits for the last check, within its time limit."""
-        self._written.put(self._files)
-        self._written.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                paths = self._written.get(timeout=self._check_every_s)
-            except queue.Empty:
-                paths = self._files
-            if paths is None:
-                return
-            for path in paths:
-                self._limit(path)
-
-    def _limit(self, path: str) -> None:
-        try:
-            take_out_middle(path, self._limit_bytes)
-        except FileNotFoundError:
-            pass  # not there yet, or removed by the user
-        except OSError as error:
-            if path not in self._warned:
-                self._warned.add(path)
-                logger.warning("cannot keep %s below --log-limit: %s", path, error.strerror)
-
-
-def take_out_middle(path: str, limit_bytes: int) -> None:
-    """Give back the space of what is neither in the first nor in the last third of the limit. Raises OSError.
-
-    Done when the file takes more than the limit; its length stays.
-    """
-    known = os.stat(path)
-    if known.st_blocks * _STAT_BLOCK_BYTES <= limit_bytes:
-        return
-    part_bytes = limit_bytes // PARTS
-    end = known.st_size - part_bytes
-    if end <= part_bytes:
-        return
-    # Not with O_APPEND, which would make the write below an append.
-    handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        linux.punch_hole(handle, part_bytes, end - part_bytes)
-        os.pwrite(handle, CUT_HERE[: end - part_bytes], part_bytes)
-    finally:
-        os.close(handle)
