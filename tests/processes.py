@@ -1,11 +1,10 @@
-"""Processes that a test looks at, stops in part, or shows on a terminal."""
+"""Processes that a test looks at, or stops in part."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-import pty
 import resource
 import secrets
 import subprocess
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elastic_agent.testing.processes import Agents, freeze, thaw
 
@@ -166,18 +165,3 @@ def ended_with_this_process() -> Iterator[None]:
     os.close(run)
     yield
     killer.communicate(b"over")
-
-
-def on_a_terminal(*command: str, **popen: Any) -> str:
-    """Return all that a program writes to a terminal of 80 columns."""
-    master, slave = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    with open(master, "rb", buffering=0) as terminal:
-        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment, **popen)
-        os.close(slave)
-        output = b""
-        with contextlib.suppress(OSError):  # Linux's way of saying that the other end is closed
-            while piece := terminal.read(4096):
-                output += piece
-        assert process.wait() == 0, output.decode()
-    return output.decode()

@@ -1,23 +1,28 @@
-"""The log lines and the live line for the person at the terminal."""
+"""The log lines for the person at the terminal."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from msgspec.structs import replace
 
-from elastic_agent.agent.events import AgentStarted, DrainRequested, Event, Rejoining, WorkersFailed
+from elastic_agent.agent.events import (
+    AgentStarted,
+    DrainRequested,
+    Event,
+    Rejoining,
+    WorkersFailed,
+    WorkersSaved,
+)
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.protocol import Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, Waiting
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, World
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Cause, Notice, World
 from elastic_agent.rendezvous.events import (
     Connected,
     Disconnected,
@@ -27,10 +32,8 @@ from elastic_agent.rendezvous.events import (
     Renewed,
 )
 from elastic_agent.transport import Obstacle, how_to_reach
+from elastic_agent.workers.guard.client import Spawned
 from tests import virtual_time
-from tests.processes import on_a_terminal
-
-ROOT = Path(__file__).parents[2]
 
 Step = Event | Plan | float
 """An event, the plan that is seen, or a pause."""
@@ -64,7 +67,9 @@ def advice(obstacle: Obstacle, had_answered: bool, seats: Sequence[Seat]) -> str
     return how_to_reach(obstacle, nodes, 29400, had_answered=had_answered)
 
 
-def logged(*steps: Step, node_id: str = "n1", waiting: Waiting | Exception | None = None) -> str:
+def logged(
+    *steps: Step, node_id: str = "n1", waiting: Waiting | Exception | None = None, are_warm: bool = False
+) -> str:
     """Return what is logged, with levels and fields, while these things happen and for 5 s afterwards."""
 
     async def status() -> Waiting:
@@ -73,7 +78,7 @@ def logged(*steps: Step, node_id: str = "n1", waiting: Waiting | Exception | Non
         return waiting or Waiting()
 
     async def play() -> None:
-        reporter = ConsoleReporter(lambda: "lab1:29400", status, advice)
+        reporter = ConsoleReporter(lambda: "lab1:29400", status, advice, are_warm)
         reporter.node_id = node_id
         for step in (*steps, 5.0):
             if isinstance(step, float):
@@ -367,115 +372,18 @@ def test_a_connection_that_breaks_again_and_again_does_not_fill_the_log() -> Non
     assert lost.index("lost the connection") < lost.index("start the same command on the host")
 
 
-IMPORTS = """
-import asyncio, sys
-from msgspec.structs import replace
-from elastic_agent.agent.events import AgentStarted, WorkersSaved
-from elastic_agent.agent.reporting.console import ConsoleReporter
-from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import Waiting
-from elastic_agent.protocol.records import (
-    RECORD_VERSION, Address, Cause, Notice, Phase, Plan, Policy, Seat, World
-)
-from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Renewed
-from elastic_agent.transport import Obstacle
-from elastic_agent.workers.guard.client import Spawned
-from tests import virtual_time
-"""
-
-DIALLING = """
-OBSTACLES = {
-    "connection refused": Obstacle.REFUSED,
-    "no answer within 5 s": Obstacle.NO_ANSWER,
-    "the host name gpunode01 does not resolve on this machine": Obstacle.UNKNOWN_NAME,
-}
-
-async def main(reasons):
-    configure_logging("auto", "info", sys.stderr)
-    reporter = ConsoleReporter(lambda: "gpunode01:29430", lambda: None, lambda *_: "")
-    for reason in reasons:
-        event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
-        reporter.on_event(event)
-        for _ in range(2):
-            await asyncio.sleep(3.0)
-            reporter.on_event(event)
-    reporter.on_event(Connected("store", False))
-    reporter.close()
-
-virtual_time.run(main(sys.argv[1:]))
-"""
-NO_NAME = (
-    "the host name gpunode01 does not resolve on this machine (Name or service not known); give an address"
-)
-REFUSED = "10.0.0.7: connection refused (nothing is listening there yet)"
-FILTERED = "10.0.0.7: no answer within 5 s (a firewall drops packets)"
-
-
-@pytest.mark.parametrize(
-    ("reasons", "lasting"),
-    [
-        ([NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME], [NO_NAME]),
-        ([NO_NAME, FILTERED], [NO_NAME, FILTERED]),
-        ([REFUSED], []),
-    ],
-    ids=["one problem", "another one", "it has not started yet"],
-)
-def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full(
-    reasons: list[str], lasting: list[str]
-) -> None:
-    output = on_a_terminal(sys.executable, "-c", IMPORTS + DIALLING, *reasons, cwd=ROOT)
-    assert output.count(" does not answer: ") == len(lasting)
-    for reason in lasting:
-        assert f"the store at gpunode01:29430 does not answer: {reason}\r\n" in output
-    assert f"\x1b[Kwaiting for the store at gpunode01:29430: {reasons[0][:25]}" in output
-
-
-SHARED_TERMINAL = """
-words = "b leaves; waiting for the workers of b to save and exit"
-
-async def read_status():
-    return Waiting(words)
-
-async def main():
-    configure_logging("console", "info", sys.stderr)
-    reporter = ConsoleReporter(lambda: "host0:29400", read_status, are_warm=sys.argv[1:] == ["warm"])
-    tell = reporter.on_event
-    tell(AgentStarted("me", 1, 1))
-    world = World(3, (Seat("n1", "me", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
-    plan = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 1 worker", Policy(), world=world)
-    tell(PlanSeen(plan))
-    await asyncio.sleep(90.0)
-    tell(Spawned(3, {0: 4711}))
-    print("STARTED", end="", flush=True)
-    await asyncio.sleep(30.0)
-    tell(Disconnected("10.0.0.1: connection refused", Obstacle.REFUSED))
-    await asyncio.sleep(90.0)
-    tell(Connected("store", False))
-    tell(Renewed(2.0))
-    tell(PlanSeen(replace(plan, version=6, notice=Notice(6, Cause.OPERATOR, 300.0, "b leaves", False))))
-    await asyncio.sleep(90.0)
-    print("SAVED", flush=True)
-    tell(WorkersSaved(3))
-    await asyncio.sleep(3.0)
-    reporter.close()
-
-virtual_time.run(main())
-"""
-
-
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_while_workers_use_the_terminal_waits_are_lines_and_afterwards_one_line_that_is_rewritten(
-    start: str,
-) -> None:
-    shown = on_a_terminal(sys.executable, "-c", IMPORTS + SHARED_TERMINAL, start, cwd=ROOT)
-    starting, running = shown.split("STARTED")
-    running, afterwards = running.split("SAVED\r\n")
-    assert "\x1b[K" not in starting + running, (
-        "a line that is rewritten would erase what workers have begun to write"
+@pytest.mark.parametrize("are_warm", [True, False], ids=["warm", "cold"])
+def test_while_workers_start_run_and_save_what_they_wait_for_is_logged(are_warm: bool) -> None:
+    words = "b leaves; waiting for the workers of b to save and exit"
+    notice = Notice(6, Cause.OPERATOR, 300.0, "b leaves", False)
+    log = logged(
+        *(ME, running(), 90.0, Spawned(3, {0: 4711}), 30.0),
+        *(REFUSING, 90.0, ANSWERS, Renewed(2.0)),
+        *(running(version=6, notice=notice), 90.0, WorkersSaved(3)),
+        waiting=Waiting(words),
+        are_warm=are_warm,
     )
-    assert "waiting for the workers of this node to start" in starting
-    assert ("still imports torch" in starting) == (start == "warm")
-    assert "waiting for the store at host0:29400: 10.0.0.1: connection refused" in running
-    assert "b leaves; waiting for the workers of b to save and exit" in running
-    assert "\x1b[Kb leaves; waiting for the workers of b to save and exit (" in afterwards
-    assert afterwards.endswith("\r\x1b[K"), "nothing of it stays"
+    start = "waiting for the workers of this node to start"
+    store = "waiting for the store at lab1:29400: connection refused"
+    assert log.index(start) < log.index(store) < log.index(words)
+    assert ("still imports torch" in log) == are_warm

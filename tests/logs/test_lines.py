@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -145,37 +144,40 @@ def test_colours_are_used_only_if_enabled() -> None:
     assert "\x1b[" not in console_line(fields(), colours=False)
 
 
+THREADS = """
+import sys, threading
+from elastic_agent.logs import configure_logging, get_logger
+sys.setswitchinterval(1e-6)
+configure_logging("console", "info", sys.stderr)
+def write(name):
+    for _ in range(200):
+        get_logger().info(name * 50)
+threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
 def test_lines_of_different_threads_are_not_mixed() -> None:
-    from elastic_agent.logs import StatusLine
-
-    stream = io.StringIO()
-    lines = StatusLine(stream)
-
-    def write(name: str) -> None:
-        for _ in range(200):
-            lines.write_line(name * 50)
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    written = stream.getvalue().splitlines()
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    written = done.stderr.splitlines()
     assert len(written) == 800
-    assert set(written) == {name * 50 for name in "abcd"}
+    assert {line.partition(" info    ")[2] for line in written} == {name * 50 for name in "abcd"}
 
 
 BESIDE = """
 import sys, structlog
 from elastic_agent.logs import get_logger, log_beside_program
 structlog.configure(processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory())
-log_beside_program("info", sys.stderr)
+log_beside_program("info", open(2, "w", encoding="ascii", closefd=False))
 structlog.get_logger().info("the program's")
-get_logger().info("ours", port=1)
+get_logger().info("ours \u2713", port=1)
 """
 
 
 def test_the_log_of_a_program_stays_as_it_has_set_it() -> None:
     done = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"event": "the program's"}
-    assert done.stderr.endswith("info    ours port=1\n")
+    assert done.stderr.endswith("info    ours \\u2713 port=1\n"), "its stream has no such character"

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -105,7 +105,8 @@ def _accelerators() -> _Accelerators:
         )
     from elastic_agent.logs import get_logger  # late, too
 
-    with process, telling_of_import() as tick:
+    with process:
+        tick = telling_of_import()
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,16 +130,11 @@ def _accelerators() -> _Accelerators:
     )
 
 
-@contextlib.contextmanager
-def telling_of_import() -> Iterator[Callable[[], None]]:
-    """Give what is to be called about once a second while another process imports torch.
+def telling_of_import() -> Callable[[], None]:
+    """Return what is to be called about once a second while another process imports torch."""
+    from elastic_agent.logs import WaitingReporter, get_logger  # late: the guard is to be started before
 
-    The live line is removed when the wait is over: workers, and packages that the spawner imports after torch, write to
-    the same terminal.
-    """
-    from elastic_agent.logs import waiting_reporter  # late: the guard is to be started before
-
-    reporter = waiting_reporter()
+    reporter = WaitingReporter(get_logger().info)
     began_s = time.monotonic()
 
     def tick() -> None:
@@ -147,10 +143,7 @@ def telling_of_import() -> Iterator[Callable[[], None]]:
             slow = "the first time on a machine, or from a file server, it may take minutes"
             reporter.update(f"importing torch with {sys.executable}: {slow}", already_s=waited_s)
 
-    try:
-        yield tick
-    finally:
-        reporter.clear()
+    return tick
 
 
 def check_numa_binding(wanted: str | None) -> None:

@@ -141,8 +141,7 @@ def _run_node(
             backend = _backend(settings, variables, stores.serve)
             event_log = EventLog(settings.event_journal)
             workers = WorkerFactory(settings, slots)
-            with telling_of_import() as tick:
-                stores.await_ready(tick)
+            stores.await_ready(telling_of_import())
         except (ValueError, OSError) as error:
             raise UsageError(str(error)) from None
         closing.callback(event_log.close)

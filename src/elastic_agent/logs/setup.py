@@ -5,10 +5,10 @@ A process has one log, so what is kept here is kept once for the process, in ``_
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TextIO
@@ -18,7 +18,6 @@ from structlog.processors import TimeStamper, format_exc_info
 from structlog.stdlib import BoundLogger, ProcessorFormatter, add_log_level, add_logger_name
 from structlog.typing import EventDict, Processor
 
-from elastic_agent.logs.live import StatusLine, WaitingReporter
 from elastic_agent.logs.render import console_line, journal_lines, json_line
 
 _OWN = "elastic_agent"
@@ -31,7 +30,6 @@ class _Log:
 
     def __init__(self) -> None:
         self.context: dict[str, Any] = {}  # replaced as a whole, so that other threads see a consistent one
-        self.status: StatusLine | None = None
         self.is_console = False
         self.is_beside = False
         """This process is a program with a log of its own, beside which the agent's log is written."""
@@ -52,16 +50,13 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
             with ``debug`` from ``info`` on.
         stream: where the lines go, usually standard error.
     """
-    on_terminal = stream.isatty()
-    lines = StatusLine(stream)
     _log.is_console = log_format != "json"
-    _log.status = lines if _log.is_console and on_terminal else None
-    handler = _LineHandler(lines)
+    handler = _LineHandler(stream)
     write: Callable[[Mapping[str, Any]], str] = json_line
     if log_format == "auto" and is_journal(stream, os.environ):
         write = journal_lines
     elif _log.is_console:
-        write = partial(console_line, colours=on_terminal)
+        write = partial(console_line, colours=stream.isatty())
     handler.setFormatter(_formatter(lambda _logger, _method, fields: write(fields)))
     wanted = _LEVELS[level]
     handler.setLevel(wanted)  # torch gives some of its loggers a level of their own
@@ -81,7 +76,7 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
 
 def log_beside_program(level: str, stream: TextIO) -> None:
     """Send only the agent's log to ``stream``, for people, from a program that has a log of its own."""
-    handler = _LineHandler(StatusLine(stream))
+    handler = _LineHandler(stream)
     handler.setFormatter(_formatter(lambda _logger, _method, fields: console_line(fields, colours=False)))
     own = logging.getLogger(_OWN)
     own.handlers, own.propagate = [handler], False
@@ -136,11 +131,6 @@ def adopt_library_loggers() -> None:
             logger.propagate = True
 
 
-def waiting_reporter(clock: Callable[[], float] = time.monotonic) -> WaitingReporter:
-    """Return a reporter on this process's log: a live line if that is read on a terminal, else log lines."""
-    return WaitingReporter(_log.status, get_logger().info, clock)
-
-
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Return whether ``stream`` goes to systemd's journal: ``JOURNAL_STREAM`` names its device and inode."""
     try:
@@ -151,17 +141,25 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class _LineHandler(logging.Handler):
-    """Writes each record above the status line."""
+    """Writes each record at once, so that it does not mix with what others write."""
 
-    def __init__(self, lines: StatusLine) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
-        self._lines = lines
+        self._stream = stream
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._lines.write_line(self.format(record))
+            with contextlib.suppress(OSError):  # the terminal is gone: not an error
+                self._write(f"{self.format(record)}\n")
         except Exception:  # as logging's own handlers do: a log line may not end the program
             self.handleError(record)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+        self._stream.flush()
 
 
 def _formatter(render: Processor) -> ProcessorFormatter:

@@ -1,4 +1,4 @@
-"""The console reporter: messages about events, and a status line for what the agent is waiting for."""
+"""The console reporter: messages about events, and what the agent is waiting for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.known_errors import ending
-from elastic_agent.logs import bind_context, get_logger, waiting_reporter
+from elastic_agent.logs import WaitingReporter, bind_context, get_logger
 from elastic_agent.monitoring.run_log import symptom
 from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import (
@@ -54,16 +54,10 @@ _LASTING = (
 )
 """Obstacles that have lasted for long when they are noticed, or are not expected to pass by themselves."""
 
-_TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
-"""As while the agent there starts or dies; the start check warns of it if it lasts."""
-
-_SEVERAL = (Obstacle.EXPLAINED, Obstacle.OTHER)
-"""Each of these stands for several problems, which differ in the reason."""
-
 
 @dataclass(eq=False, repr=False)
 class ConsoleReporter:
-    """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
+    """Log lines for what happened, sparse ones for what is awaited."""
 
     endpoint: Callable[[], str]
     """Gives it as the user wrote it, with the port once that is known."""
@@ -80,7 +74,8 @@ class ConsoleReporter:
         """Gives the newest step that a worker reported; 0: none has."""
         self.node_id = self._incarnation = ""
         """Of this node: its id, when it is known, and its incarnation in the plans that are shown."""
-        self._log, self._reporter = get_logger(), waiting_reporter()
+        self._log = get_logger()
+        self._reporter = WaitingReporter(self._log.info)
         # The wait.
         self._text = self._causes = ""
         self._patience_s = PATIENCE_S
@@ -151,8 +146,6 @@ class ConsoleReporter:
                 self._leaves = True
             case Spawned():
                 self._have_started()
-            case events.WorkersCleared() | events.WorkersSaved() | events.WorkersSucceeded():
-                self._reporter.share(False)
 
     def _failed(self, failure: Failure) -> str:
         """Return which worker failed, without its error if it raised one: the report on the root cause shows it."""
@@ -221,11 +214,8 @@ class ConsoleReporter:
         since = f"the store has not answered since {self._lost_at}: " if self._was_connected else ""
         return since + remedy if remedy else ""
 
-    def _tell_problem(self) -> None:
-        """Log that the store was lost once that has lasted: a connection may break again and again; and why.
-
-        A live line has no room for the whole reason, and does not stay.
-        """
+    def _tell_loss(self) -> None:
+        """Log that the store was lost once that has lasted: a connection may break again and again."""
         if not self._is_loss_told:
             self._is_loss_told = True
             self._log.warning(
@@ -233,10 +223,6 @@ class ConsoleReporter:
                 "(--lease-ttl)",
                 reason=self.last_problem,
             )
-        problem = self.last_problem if self._obstacle in _SEVERAL else self._obstacle.name
-        if self._reporter.is_live and self._obstacle not in _TRANSIENT and problem not in self._told:
-            self._told.add(problem)
-            self._log.warning(f"the store at {self.endpoint()} does not answer: {self.last_problem}")
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -299,7 +285,6 @@ class ConsoleReporter:
                 self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return
         self._announced = plan.generation, self._incarnation
-        self._reporter.share(True)
         if plan.notice is None:
             self._await_start()
         last = seat.first_rank + seat.slots - 1
@@ -389,18 +374,16 @@ class ConsoleReporter:
         )
 
     def _report(self) -> None:
-        """Show the wait; its common causes are logged once, in a line that stays."""
+        """Log the wait if that is due; its common causes are logged once."""
         if self._dialling:
-            self._tell_problem()
+            self._tell_loss()
             self._causes = self._store_causes()
         if self._text:
             topic = self._text if self._awaits_status else ""
             self._reporter.update(self._text, topic, already_s=self._patience_s or PATIENCE_S)
-        is_cut = self._awaits_status and self._reporter.is_cut
-        for line in (self._text if is_cut else "", self._causes):
-            if line and line not in self._told:
-                self._told.add(line)
-                self._log.info(line)
+        if self._causes and self._causes not in self._told:
+            self._told.add(self._causes)
+            self._log.info(self._causes)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
