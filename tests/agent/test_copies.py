@@ -37,7 +37,6 @@ MEETS = """
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
-BEATS = "from elastic_agent.client import heartbeat\nheartbeat(1)"
 FORKS = """
 import os
 child = os.fork()
@@ -137,35 +136,6 @@ def test_the_warning_is_given_once_if_all_workers_of_the_node_train_alone(
 
     asyncio.run(warn())
     assert "".join(capsys.readouterr()).count(WARNING) == is_told
-
-
-NEVER_CALLED = f"{STEPS}import torch\n"
-PROVE = pytest.mark.prove
-
-
-@pytest.mark.parametrize(
-    ("script", "start", "is_idle"),
-    [
-        (NEVER_CALLED, "cold", True),
-        pytest.param(NEVER_CALLED, "warm", True, marks=PROVE),
-        (f"{STEPS}train(1)", "warm", False),
-        pytest.param(f"{MEETS}dist.destroy_process_group()", "warm", False, marks=PROVE),
-        pytest.param(f"{NEVER_CALLED}{BEATS}", "warm", False, marks=PROVE),
-        pytest.param(f"{NEVER_CALLED}{FORKS}", "warm", False, marks=PROVE),
-        pytest.param("print('hello')", "warm", False, marks=PROVE),
-    ],
-    ids=["never called", "never called, warm", "a step", "a group", "a heartbeat", "in a child", "no torch"],
-)
-def test_workers_that_did_not_train_are_reported_at_the_end_and_their_time_is_not_called_training(
-    tmp_path: Path, script: str, start: str, is_idle: bool
-) -> None:
-    """The messages of the workers are tested above, and in tests/integrations."""
-    done = run(tmp_path, script, "--worker-start", start)
-    assert done.returncode == 0, done.stderr
-    assert ("should train, check that it calls its main function" in done.stderr) is is_idle, done.stderr
-    if is_idle:  # the time of others counts from when a step is noticed, which may be just before they end
-        assert ": training " not in done.stderr, done.stderr
-        assert "goodput 0 %" in done.stderr
 
 
 def test_a_run_that_failed_before_its_first_step_has_no_goodput(tmp_path: Path) -> None:

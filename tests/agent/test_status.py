@@ -344,5 +344,5 @@ def test_the_steps_of_a_script_that_reports_none_are_counted(start: str, run: Ag
     first = wait_for("the first counted steps", counted)
     wait_for("more counted steps", lambda: (counted() or 0) > first)
     shown = elastic_agent("status", RUN_ID, "--state-dir", str(run.state_dir)).stdout
-    assert re.search(r"alone .* running +\d+ counted", shown), shown
+    assert re.search(r"alone .* running +\d+ optimizer steps", shown), shown
     assert agent.end("end\n")[0] == 0

@@ -19,7 +19,7 @@ from elastic_agent.workers.guard.client import Spawned
 from tests import virtual_time
 
 START, STOP = Spawned(1, {0: 2}), events.WorkersStopping(1, "a worker failed", Grace.RESTART)
-CLEARED, IDLE = events.WorkersCleared(), events.WorkersSucceeded(1, trained=False)
+CLEARED, SUCCEEDED = events.WorkersCleared(), events.WorkersSucceeded(1)
 Step = events.Event | float | tuple[int, int]
 
 
@@ -52,8 +52,8 @@ def told(*steps: Step) -> Goodput:
         ([START, 30.5, (1, 0), 70.0], 70, 31),
         ([START, 30.5, (1, 0), 70.0, STOP, (0, 0), START, 10.0, STOP], 70, 41),
         ([START, 30.5, (0, 1), 70.0], 70, 31),
-        ([START, 0.5, (0, 1), events.WorkersSucceeded(1)], 0, 0),
-        ([START, 10.0, IDLE], 0, 10),
+        ([START, 0.5, (0, 1), SUCCEEDED], 0, 0),
+        ([START, 10.0, SUCCEEDED, 5.0], 10, 5),
     ],
     ids=[
         "without steps from the start of workers on",
@@ -62,7 +62,7 @@ def told(*steps: Step) -> Goodput:
         "not in workers that ended before their first step",
         "from the first optimizer step on",
         "steps known only at the end",
-        "not in workers that did not train",
+        "without steps until the workers have ended",
     ],
 )
 def test_the_time_in_which_workers_train_is_told(steps: list[Step], training_s: int, other_s: int) -> None:

@@ -187,8 +187,6 @@ class WorkersSucceeded(AgentEvent, frozen=True):
 
     generation: int
     unkillable: tuple[int, ...] = ()
-    trained: bool = True
-    """False: certainly none made a process group, an optimizer step or a heartbeat, although all imported torch."""
 
 
 class WorkersSaved(AgentEvent, frozen=True):

@@ -124,7 +124,6 @@ def main() -> None:
     folder = Path(os.environ[LAUNCH_FOLDER])
     task = msgspec.json.decode((folder / TASK).read_bytes(), type=Task)
     write_atomically(folder / GATHERED, msgspec.json.encode(asyncio.run(examine(task))))
-    os._exit(0)  # without what is told of a worker that has not trained
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Counts the optimizer steps of a worker, for its agent.
 
 The agent shows the count where the script reports no steps. It also warns the user of workers that take optimizer steps
-without a process group, or took none until their end: a worker tells the first at its tenth step, and the second when
-its script has ended; it is not asked. Workers call :func:`install` when ``torch.optim`` is there.
+without a process group: a worker tells that at its tenth step; it is not asked. Workers call :func:`install` when
+``torch.optim`` is there.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import mmap
 import os
@@ -28,9 +26,6 @@ FEW = 10
 _SHARE_GRADIENTS = ("hivemind", "horovod", "jax", "mpi4py", "ray", "torchcomms", "torchft")
 """Packages with which workers may train one model without a process group of PyTorch."""
 
-_COMPILER = "torch._inductor.compile_fx"
-"""Is there once something has been compiled."""
-
 
 def install() -> None:
     """Begin to count; once, and only in a worker of an agent that listens."""
@@ -38,33 +33,19 @@ def install() -> None:
     if address:
         count = _Count(address)
         private_names.watch_optimizer_steps(count.begin, count.end_step)
-        atexit.register(count.end)
 
 
 class _Count:
-    """The steps of one process, by optimizer.
-
-    A step within another one counts once. Of several optimizers that step in turn, those of a GAN or one for each
-    parameter, the one with the fewest steps counts. If an optimizer comes later than the others or is left behind, the
-    count is not known.
-    """
+    """The steps of one process, by all its optimizers together. A step within another one counts once."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._worker = os.getpid()
         self._stepping = 0
         """The optimizer whose step began last, if it has not ended; 0: none."""
-        self._first = 0
-        """The first optimizer that made a step; 0: none has."""
-        self._steps: dict[int, int] = {}
-        self._fewest = 0
-        """Steps that every optimizer has made."""
-        self._behind = 0
-        """The number of optimizers that have made no more."""
-        self._shown = 0
+        self._total = 0
         self._cell: memoryview[int] | None = None
-        """The place where the agent reads the count; None: before the first step, or if the count is not known."""
-        self._is_known = True
+        """The place where the agent reads the count; None: before the first step, or if it cannot be had."""
         self._is_checked = False
         """It is known that the worker has a process group, or the agent was told that it has none."""
 
@@ -74,41 +55,21 @@ class _Count:
 
     def end_step(self, optimizer: object) -> None:
         """Count the step, once. Never raises: the script's training goes on whatever is known of it."""
-        key = id(optimizer)
-        if self._stepping != key:
+        if self._stepping != id(optimizer):
             return
         self._stepping = 0
         if os.getpid() != self._worker:
             return
-        steps = self._steps[key] = self._steps.get(key, 0) + 1
-        self._first = self._first or key
+        steps = self._total = self._total + 1
         try:
-            if self._is_known:
-                self._count(steps)
-            if not self._is_checked and key == self._first:
+            if steps == 1:  # here: scripts without an optimizer have no use for it
+                self._cell = _cell_of_this_worker()
+            if self._cell is not None:
+                self._cell[OPTIMIZER_STEPS] = steps
+            if not self._is_checked:
                 self._is_checked = self._check_group(steps)
         except Exception:
-            self._is_known = False
-
-    def _count(self, steps: int) -> None:
-        is_late = steps == 1 and self._fewest > FEW
-        if is_late or steps > FEW * (self._fewest + 1):
-            self._show(0)
-            self._is_known = False
-            return
-        self._behind -= steps == self._fewest + 1
-        if steps == 1 or not self._behind:
-            made = [*self._steps.values()]  # at once: other threads may step other optimizers
-            self._fewest = min(made)
-            self._behind = made.count(self._fewest)
-            self._show(max(self._shown, self._fewest))
-
-    def _show(self, steps: int) -> None:
-        if not self._shown:  # here: scripts without an optimizer have no use for it
-            self._cell = _cell_of_this_worker()
-        self._shown = steps
-        if self._cell is not None:
-            self._cell[OPTIMIZER_STEPS] = steps
+            self._cell = None
 
     def _check_group(self, steps: int) -> bool:
         """Tell the agent if there is no process group at the last of a few steps; return whether that is known."""
@@ -120,27 +81,19 @@ class _Count:
             return False
         if not any(package in sys.modules for package in _SHARE_GRADIENTS):
             try:
-                self._tell("trains_alone")
+                self._tell_that_it_trains_alone()
             except BlockingIOError:  # others tell it at this moment
                 return False
             except (OSError, KeyError, ValueError):  # training works without it
                 return True
         return True
 
-    def end(self) -> None:
-        """Tell the agent that no step was taken, if that is certain: compiled steps, children's steps are not seen."""
-        if os.getpid() != self._worker or self._first or _has_had_children():
-            return
-        if not any(package in sys.modules for package in (*_SHARE_GRADIENTS, _COMPILER)):
-            with contextlib.suppress(OSError, KeyError, ValueError):
-                self._tell("took_no_step")
-
-    def _tell(self, fact: str) -> None:
+    def _tell_that_it_trains_alone(self) -> None:
         message = {
             "slot": int(os.environ[SLOT]),
             "generation": int(os.environ[GENERATION]),
             "pid": self._worker,
-            fact: True,
+            "trains_alone": True,
         }
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.bind("")
@@ -175,13 +128,3 @@ def _cell_of_this_worker() -> memoryview[int] | None:
         return None
     cell = (ctypes.c_char * CELL_BYTES).from_address(start + slot * CELL_BYTES)
     return memoryview(cell).cast("B").cast("q")
-
-
-def _has_had_children() -> bool:
-    import resource  # here, as few scripts need it
-
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # there are none now
-        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
-    return True

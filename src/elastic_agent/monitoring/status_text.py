@@ -233,7 +233,7 @@ def _node_row(node: NodeStatus, now_s: float, present_s: float) -> Row:
 def _step(node: NodeStatus) -> str:
     if node.step is not None:
         return str(node.step)
-    return "-" if node.optimizer_steps is None else f"{node.optimizer_steps} counted"
+    return "-" if node.optimizer_steps is None else f"{node.optimizer_steps} optimizer steps"
 
 
 def _waits(each: Sequence[float | None]) -> str:

@@ -64,6 +64,7 @@ class Training:
                 events.WorkersStopping()
                 | events.WorkersCleared()
                 | events.WorkersSaved()
+                | events.WorkersSucceeded()
                 | Fenced()
                 | GuardLost()
             ):
@@ -73,13 +74,6 @@ class Training:
                 if self._timer is None or self._awaits_report:  # else: of workers before the present ones
                     step = max((report.step or 0 for report in workers), default=0)
                     self._last_step = step or self._last_step
-            case events.WorkersSucceeded(trained=trained):
-                self._ended(trained=trained)
-                if not trained and not self._trained_s:
-                    get_logger().warning(
-                        "no worker of this node formed a process group or made an optimizer step; if the script "
-                        "should train, check that it calls its main function"
-                    )
 
     def close(self) -> None:
         """Read no more steps."""
@@ -87,12 +81,12 @@ class Training:
             self._timer.cancel()
             self._timer = None
 
-    def _ended(self, *, trained: bool = True) -> None:
-        """End the training; unless the workers ``trained``, their time does not count."""
+    def _ended(self) -> None:
+        """End the training."""
         if self._timer is not None:
             self.close()
             self._compare_step()
-        if self._since_s is not None and trained:
+        if self._since_s is not None:
             self._trained_s += self._clock() - self._since_s
         self._since_s, self._awaits_step = None, False
 

@@ -1,7 +1,7 @@
 """Asks the workers how far they are in their collectives, over datagrams; nothing here waits.
 
 A worker introduces itself when it makes its first process group (`integrations/collectives`); then it is asked. One
-that takes optimizer steps without a group says so; also one that ends without any (`integrations/optimizer_steps.py`).
+that takes optimizer steps without a group says so (`integrations/optimizer_steps.py`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ class _Answer(Place, frozen=True):
     """None: the worker introduces itself."""
     trains_alone: bool = False
     """It takes optimizer steps, and has no process group."""
-    took_no_step: bool = False
-    """Its script has ended without an optimizer step."""
     meeting_file: Annotated[str, Meta(max_length=4096)] = ""
     """Over which the ranks of a process group that it makes meet."""
     stacks: Annotated[str, Meta(max_length=65_536)] | None = None
@@ -116,7 +114,6 @@ class Collectives:
         """
         self._report_alone = report_alone
         self._alone: set[int] = set()
-        self._without_step: set[int] = set()
         self.meeting_files: set[str] = set()
         """Files over which the workers of this generation meet, instead of the agents' store."""
         self._stacks: dict[int, str] = {}
@@ -162,7 +159,6 @@ class Collectives:
             self._peers.clear()
             self._workers.clear()
             self._alone.clear()
-            self._without_step.clear()
             self.meeting_files.clear()
             self.parking.clear()
             self._is_ending = False
@@ -171,11 +167,6 @@ class Collectives:
     def workers(self) -> Mapping[int, WorkerCollectives]:
         """By slot: those that have made a process group."""
         return self._workers
-
-    @property
-    def idle(self) -> Set[int]:
-        """The slots of workers that ended without having made a process group or an optimizer step."""
-        return self._without_step - self._workers.keys()
 
     def last_of(self, slot: int, pid: int) -> tuple[GroupProgress, ...]:
         """Return the last collectives of a worker when its script or another worker ended; empty: not known."""
@@ -237,8 +228,6 @@ class Collectives:
             self._alone.add(answer.slot)
             if not self._workers:
                 self._report_alone(self._alone)
-        elif answer.took_no_step:
-            self._without_step.add(answer.slot)
         elif answer.meeting_file:
             self.meeting_files.add(answer.meeting_file)
         elif answer.stacks is not None:

@@ -526,9 +526,7 @@ async def _report_end(workers: Generation, has_succeeded: bool) -> None:
         if workers.is_interrupted or any(map(cells.left, workers.exits)):
             group.report(events.WorkersSaved(number, unkillable))
         else:
-            idle = group.collectives.idle
-            trained = any(slot not in idle or any(cells.read(slot)) for slot in workers.pids)
-            group.report(events.WorkersSucceeded(number, unkillable, trained))
+            group.report(events.WorkersSucceeded(number, unkillable))
         return
     in_order = (0, -(workers.saves_on or 0))
     if workers.saves_on is not None and any(end.returncode not in in_order for end in workers.exits.values()):

@@ -436,9 +436,7 @@ AFTER_TORCH = {
         getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path
     ],
     "torch: logging": loggers,
-    "torch: functions to run at exit": lambda: (
-        __import__("atexit")._ncallbacks() - agents_functions() - ("ELASTIC_AGENT_PROGRESS" in os.environ)
-    ),
+    "torch: functions to run at exit": lambda: __import__("atexit")._ncallbacks() - agents_functions(),
     "torch: garbage collection": lambda: [gc.isenabled(), gc.get_threshold()],
     "torch: os.environ": environment,
     "torch: start method of multiprocessing": lambda: [
