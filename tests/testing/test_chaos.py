@@ -70,6 +70,7 @@ def test_a_correct_script_passes(tmp_path: Path) -> None:
     assert "mistake" not in said
     assert len(re.findall(r"^chaos: fault \d: .* next training step after [\d.]+ s", said, re.M)) == 2, said
     assert "ok: the script ran to its end" in said
+    assert "ok: steps lost after 1 notices: none" in said
     assert "left behind: nothing" in said
     assert list(tmp_path.iterdir()) == []
 
@@ -106,5 +107,7 @@ def test_steps_lost_because_notices_are_ignored_are_counted_with_the_remedy(tmp_
     script = changed_script(tmp_path, IGNORES_NOTICES)
     code, said = chaos(tmp_path, script, 90, "--nodes", "1", "--every", "0.5", "--faults", "stop")
     assert code == 1, said
-    assert re.search(r"^FAILED: steps lost after 1 notices: \d+ after .*client\.leave\(\)", said, re.M), said
+    assert re.search(
+        r"^FAILED: steps lost after 1 notices: \d+ after stop at step .*client\.leave\(\)", said, re.M
+    ), said
     assert "mistake" not in said

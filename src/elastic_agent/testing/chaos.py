@@ -20,7 +20,6 @@ from elastic_agent.testing.mistakes import (
     Evidence,
     Mistake,
     check_leftovers,
-    check_notices,
     find_mistakes,
     is_torn,
 )
@@ -31,6 +30,12 @@ ENDING_S = 10.0
 """The others may end so long after the first agent."""
 FIRST_SAVE_S = 60.0
 """The longest wait of the first fault for the first checkpoint."""
+WITH_NOTICE = ("drain", "stop")
+"""The faults of which the workers get a notice, in which they can save every step."""
+_HEED_NOTICES = (
+    "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
+    "docs/script.md, Notices"
+)
 _NO_STEP = (
     "no training step was seen: the script makes no step of a torch optimizer; have it report its steps with "
     "client.heartbeat(step)"
@@ -308,7 +313,6 @@ class _ChaosRun:
         is_shared = not self._options.separate_folders
         seen = Evidence(
             self._cluster.records(),
-            self._cluster.journal(),
             course,
             [self._folder / "cluster" / "machines", *([] if is_shared else [work])],
             [self._checkpoints, *([work] if is_shared else [])],
@@ -333,7 +337,17 @@ class _ChaosRun:
         listed = f"torn checkpoints: {', '.join(torn) or 'none'} ({self._examined} files examined)"
         missing = f"checkpoints: none were found; pass {PLACEHOLDER} to the script, or its folder with --checkpoints"
         checks.append(Check(not torn, listed) if self._examined else Check(None, missing))
-        checks.append(check_notices(seen, is_explained=bool(report.mistakes)))
+        checks.append(self._check_notices())
+
+    def _check_notices(self) -> Check:
+        """Check that no steps were repeated after faults of which the workers get a notice."""
+        recovered = [fault for fault in self._report.faults if fault.recovery_s is not None]
+        faults = [fault for fault in recovered if fault.name in WITH_NOTICE]
+        lost = ", ".join(
+            f"{fault.lost} after {fault.name} at step {fault.position}" for fault in faults if fault.lost
+        )
+        text = f"steps lost after {len(faults)} notices: {lost or 'none'}"
+        return Check(not lost, f"{text}; {_HEED_NOTICES}" if lost and not self._report.mistakes else text)
 
     def _last_error(self) -> str:
         """Return the last error in the log of a node that failed."""

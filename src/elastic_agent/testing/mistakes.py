@@ -8,10 +8,8 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-from elastic_agent.protocol import Cause, Phase
 from elastic_agent.testing.cluster import LocalCluster
 from elastic_agent.testing.course import Course
 from elastic_agent.testing.processes import Line
@@ -20,10 +18,6 @@ LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that every machine has of its own."""
 LARGE_BYTES = 1 << 30
 """Of larger files, only the directory at the end is read."""
-_HEED_NOTICES = (
-    "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
-    "docs/script.md, Notices"
-)
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,6 @@ class Evidence:
     """The records of a run with faults, from which mistakes are recognised."""
 
     records: Sequence[Line]
-    journal: Sequence[Line]
     course: Course
     local: Sequence[Path]
     """Folders that exist on one node only, besides ``LOCAL_FOLDERS``."""
@@ -87,51 +80,6 @@ class Evidence:
 
 
 # -- checks ---------------------------------------------------------------------------------------
-
-
-def check_notices(seen: Evidence, *, is_explained: bool) -> Check:
-    """Check that no steps were lost after notices; ``is_explained``: a mistake was named that may be why.
-
-    A generation of which a worker failed is left out if steps were lost: that is why.
-    """
-    trained = sorted(course.number for course in seen.course.generations.values() if course.steps)
-    notices = noticed(seen.journal)
-    failed = {
-        line["generation"]
-        for line in seen.journal
-        if line["event"] == "worker_exited" and line["returncode"] not in (0, -15)
-    }
-    lost = {
-        earlier: steps
-        for earlier, later in pairwise(trained)
-        if earlier in notices
-        and not ((steps := seen.course.generations[later].lost or 0) and earlier in failed)
-    }
-    listed = ", ".join(f"{steps} after generation {number}" for number, steps in lost.items() if steps)
-    text = f"steps lost after {len(lost)} notices: {listed or 'none'}"
-    return Check(not listed, f"{text}; {_HEED_NOTICES}" if listed and not is_explained else text)
-
-
-def noticed(journal: Iterable[Line]) -> dict[int, str]:
-    """Return the generations that were to end after a notice, with the cause.
-
-    Args:
-        journal: the events of all agents, in order of time.
-
-    Workers that handle no notices are stopped at once: their node may see the plan that follows before the one with
-    the notice, and then records none. So a request for a graceful shutdown counts as a notice.
-    """
-    notices: dict[int, str] = {}
-    running: int | None = None
-    for line in journal:
-        match line["event"]:
-            case "plan":
-                running = line["generation"] if line["phase"] == Phase.RUNNING else None
-            case "stop" | "drain" if running is not None:
-                notices.setdefault(running, line.get("cause", Cause.DRAIN))
-            case "notice":
-                notices[line["generation"]] = line["cause"]
-    return notices
 
 
 def check_leftovers(cluster: LocalCluster) -> Check:
