@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.protocol.records import Phase, Plan, State
+from elastic_agent.protocol.records import Lease, Phase, Plan, State
 from tests.protocol.support import (
     CRASH,
     MARGIN_S,
     STEP_S,
     TTL_S,
     Table,
+    member,
     on_disk,
     plan,
     policy,
@@ -27,24 +28,32 @@ def awaited(table: Table) -> set[str]:
     return {seat.incarnation for seat in table.plan.uncleared}
 
 
-def test_of_histories_of_one_generation_the_one_with_the_world_counts() -> None:
-    for remembered, told in ((SEALED, FORMING), (FORMING, SEALED)):
-        table = Table(remembered=remembered)
-        table.comes("a", state=State.READY, generation=8, history=told)
+@pytest.mark.parametrize(
+    "other",
+    [FORMING, on_disk(8, world(8, "a-1", "b-1"), 1), on_disk(8, world(8, "a-1", "b-1", "a-2"), 1)],
+    ids=["not sealed", "smaller world", "world of the same size"],
+)
+def test_which_history_of_one_generation_counts_does_not_depend_on_who_reports_it(other: Plan) -> None:
+    """Two worlds of it are those of two lives of the store, or one of them was never published."""
+    for first, second in ((SEALED, other), (other, SEALED)):
+        table = Table(remembered=first)
+        table.comes("a", state=State.READY, generation=8, history=second)
+        assert awaited(table) == {"a-1", "b-1", "c-1"}
+        table = Table()
+        for said in (member("a", generation=8, history=first), member("b", generation=8, history=second)):
+            table.coordinator.observe(said, Lease(said.incarnation, TTL_S), 0.0)
+        table.carry_out()
         assert awaited(table) == {"a-1", "b-1", "c-1"}
 
 
-def test_a_history_ranks_by_generation_then_world_then_outcome() -> None:
+def test_a_history_ranks_by_generation_then_settled_then_world_then_outcome() -> None:
+    """An outcome that all nodes knew ranks above a world: that was written to a disk and never published."""
+    failed = on_disk(8, FORMING.world, outcome=Phase.FAILED)
     over = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
-    acknowledged = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED, settled=True)
     later = on_disk(9, SEALED.world)
-    assert sorted([later, acknowledged, over, FORMING, SEALED], key=lambda history: history.rank) == [
-        FORMING,
-        SEALED,
-        over,
-        acknowledged,
-        later,
-    ]
+    expected = [FORMING, failed, SEALED, over, settled(failed), settled(over), later]
+    known = [later, settled(over), settled(failed), over, SEALED, failed, FORMING]
+    assert sorted(known, key=lambda history: history.rank) == expected
 
 
 def test_an_outcome_in_a_members_history_does_not_end_a_new_run() -> None:
@@ -61,6 +70,10 @@ def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
     table.comes("a", state=State.SUCCEEDED, generation=7)
     table.comes("b", history=SEALED)
     assert table.stand == (Phase.FINISHED, 7)
+    table = Table(remembered=on_disk(7, world(7, "a-1"), 0, ("a",), Phase.FINISHED))
+    table.comes("b", 2, history=SEALED)
+    table.wait(TTL_S)
+    assert table.stand == (Phase.FORMING, 9), "it had begun again before the store was lost"
 
 
 # -- two runs of one name -----------------------------------------------------------------------
@@ -235,6 +248,7 @@ INTERRUPTED = "resuming the run after generation 7, which was interrupted"
             INTERRUPTED,
         ),  # the store was lost as well, but the user did not do that
         (on_disk(8, ALONE, 0, ("a",)), INTERRUPTED),
+        (on_disk(2), "the run starts"),
         (on_disk(7, TOGETHER, 0, ("a", "b")), "the store was lost, and a joined anew"),  # b may still run
         *(
             (

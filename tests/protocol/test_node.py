@@ -6,9 +6,6 @@ the store, the guard) are told by the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -24,129 +21,45 @@ from elastic_agent.protocol.node import (
     RequestStop,
     StartWorkers,
     StopWorkers,
-    WarmUp,
 )
 from elastic_agent.protocol.records import (
     Cause,
-    Failure,
-    FailureKind,
-    Notice,
     Phase,
-    Plan,
     Refusal,
     State,
     StopRequest,
 )
+from tests.protocol.node_stories import (
+    DRAIN_B,
+    ENDS,
+    LEAVE,
+    LEFT,
+    MILD,
+    READY,
+    RUNNING,
+    SIGNAL,
+    STOP,
+    TOGETHER,
+    UNREACHABLE,
+    Story,
+    departs,
+    drained,
+    ended,
+    fails,
+    forming,
+    outside,
+    preparing,
+    rejoined,
+    running,
+    sealed,
+    starting,
+    stopping,
+    succeeded,
+    told,
+    told_of_the_end,
+    waiting,
+)
 from tests.protocol.support import CRASH, HANG, NO_START, on_disk, plan, world
-
-READY, RUNNING, LEFT = State.READY, State.RUNNING, State.LEFT
-UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", unreachable_node="b")
-SIGNAL = Failure(FailureKind.INTERRUPTED, "worker a/0 was terminated by SIGTERM")
-TOGETHER = world(1, "a-1", "b-1")
-LEAVE = StopRequest(1, Cause.DRAIN, 30.0, "a leaves", leaver="a", life=1)
-DRAIN_B = StopRequest(1, Cause.DRAIN, 30.0, "b leaves", leaver="b", life=1)
-STOP = StopRequest(1, Cause.PREEMPTED, 30.0, "SIGUSR1 at a", life=1)
-ENDS = Notice(3, Cause.WALLTIME, 30.0, "SIGUSR1 at b", ends=True)
-MILD = Notice(3, Cause.GROW, 60.0, "c wants to join")
-
-
-def forming(generation: int, version: int, **fields: object) -> Plan:
-    return plan(Phase.FORMING, generation, version, **fields)
-
-
-def sealed(generation: int, version: int, *incarnations: str, **fields: object) -> Plan:
-    return plan(Phase.RUNNING, generation, version, world=world(generation, *incarnations), **fields)
-
-
-def departs(outcome: Outcome, reason: str = "it is over", generation: int = 1) -> list[object]:
-    """The end of the node's part."""
-    return [Announce(LEFT, generation), Depart(outcome, reason)]
-
-
-def fails(failure: Failure) -> list[object]:
-    """A failure that leaves workers to be stopped."""
-    return [Announce(State.FAILED, 1, failure), StopWorkers(Grace.RESTART, failure.summary, keep=True)]
-
-
-def ended(phase: Phase, version: int = 9, **fields: object) -> Plan:
-    return plan(phase, 1, version, world=TOGETHER, reason="it is over", **fields)
-
-
-def waiting() -> Node:
-    """Node a, which is ready for generation 1."""
-    node = Node("a-1")
-    node.plan_changed(forming(1, 1))
-    return node
-
-
-def preparing() -> Node:
-    node = waiting()
-    node.plan_changed(sealed(1, 2, "a-1", "b-1"))
-    return node
-
-
-def starting() -> Node:
-    node = preparing()
-    node.prepared(1)
-    return node
-
-
-def running() -> Node:
-    """Node a, whose workers of generation 1 run."""
-    node = starting()
-    node.started(1)
-    return node
-
-
-def stopping() -> Node:
-    """Node a, which stops its workers because generation 2 forms."""
-    node = running()
-    node.plan_changed(forming(2, 3))
-    return node
-
-
-def parked() -> Node:
-    """Node a, whose workers of generation 1 are parked: it is ready for generation 2."""
-    node = stopping()
-    node.stopped(parked=True)
-    return node
-
-
-def succeeded() -> Node:
-    node = running()
-    node.succeeded(1)
-    return node
-
-
-def rejoined(node: Node) -> Node:
-    """Node a, which has lost its lease and registers as a-2."""
-    node.lease_lost("the lease ran out")
-    node.stopped()
-    node.rejoined("a-2")
-    return node
-
-
-def outside() -> Node:
-    """Node c, without a seat."""
-    node = Node("c-1")
-    node.plan_changed(sealed(1, 8, "a-1", "b-1"))
-    return node
-
-
-def told_of_the_end() -> Node:
-    node = running()
-    node.plan_changed(sealed(1, 3, "a-1", "b-1", notice=ENDS))
-    return node
-
-
-def drained(node: Node) -> Node:
-    """A node that was asked to leave, and has asked the coordinator."""
-    node.drain("SIGTERM", msgspec.structs.replace(LEAVE, leaver=node.incarnation[0]))
-    return node
-
-
-Story = tuple[Callable[[], Node], list[tuple[Any, ...]]]
-"""How it begins, and for each event: its name, its arguments (those by name in a dict), and the actions that follow."""
 
 STARTS: dict[str, Story] = {
     "workers are started once, after lease, plan and bootstrap store were checked": (
@@ -172,6 +85,14 @@ STARTS: dict[str, Story] = {
     "a newer plan cancels a start that is prepared": (
         preparing,
         [("plan_changed", forming(2, 3), [Announce(READY, 2)]), ("prepared", 1, []), ("prepared", 2, [])],
+    ),
+    "nor is it started in the world of another store, which has the same generation": (
+        preparing,
+        [
+            ("store_replaced", [Announce(READY, 1)]),
+            ("plan_changed", sealed(1, 2, "c-1"), []),
+            ("prepared", 1, []),
+        ],
     ),
     "a store that cannot be reached is reported": (
         preparing,
@@ -214,7 +135,8 @@ STOPS: dict[str, Story] = {
         [
             ("failed", 1, CRASH, fails(CRASH)),
             ("stopped", []),
-            ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
+            ("plan_changed", sealed(1, 3, "a-1", "b-1", notice=MILD), []),
+            ("plan_changed", forming(2, 4), [Announce(READY, 2)]),
         ],
     ),
     "after a hang stacks are dumped on the other nodes, too": (
@@ -227,15 +149,20 @@ STOPS: dict[str, Story] = {
             )
         ],
     ),
-    "workers of a world without this node are stopped without grace": (
+    "workers are stopped without grace when another world runs, and the node waits to be let in": (
         running,
         [
             (
                 "plan_changed",
                 sealed(2, 3, "b-1"),
                 [StopWorkers(Grace.NONE, "generation 2 runs without this node")],
-            )
+            ),
+            ("stopped", [Announce(READY, 3)]),
         ],
+    ),
+    "not before its workers have stopped": (
+        stopping,
+        [("plan_changed", sealed(2, 4, "b-1"), []), ("stopped", [Announce(READY, 3)])],
     ),
     "older plans and events of older workers are ignored": (
         running,
@@ -283,9 +210,26 @@ STOPS: dict[str, Story] = {
             ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
         ],
     ),
+    "what is known of workers is not known of the next ones": (
+        running,
+        [
+            ("handles_notices", 1, [Announce(RUNNING, 1, handles_notices=True)]),
+            ("plan_changed", sealed(1, 3, "a-1", "b-1", notice=ENDS), [Notify(ENDS)]),
+            ("interrupted", 1, SIGNAL, [Announce(RUNNING, 1, SIGNAL, handles_notices=True)]),
+            (
+                *("plan_changed", forming(2, 4, notice=ENDS)),
+                [StopWorkers(Grace.RESTART, "forming 2", keep=True)],
+            ),
+            ("stopped", [Announce(READY, 2)]),
+            ("plan_changed", sealed(2, 5, "a-1", notice=ENDS), [Prepare(world(2, "a-1"))]),
+            ("prepared", 2, [StartWorkers(world(2, "a-1")), Notify(ENDS)]),
+            ("started", 2, [Announce(RUNNING, 2)]),
+        ],
+    ),
     "that workers handle notices is reported once": (
         running,
         [
+            ("handles_notices", 0, []),
             ("handles_notices", 1, [Announce(RUNNING, 1, handles_notices=True)]),
             ("handles_notices", 1, []),
         ],
@@ -328,6 +272,15 @@ ENDS_OF_A_NODE: dict[str, Story] = {
             ),
         ],
     ),
+    "drained while its workers start": (
+        lambda: drained(starting()),
+        [
+            (
+                *("plan_changed", forming(2, 4, leaving=("a-1",), acknowledged={"a-1": 1})),
+                [RequestStop(None), StopWorkers(Grace.DRAIN, "SIGTERM")],
+            )
+        ],
+    ),
     "drained by a request that is not answered": (
         lambda: drained(running()),
         [
@@ -342,6 +295,23 @@ ENDS_OF_A_NODE: dict[str, Story] = {
                 "plan_changed",
                 forming(2, 4, leaving=("a-1",), reason="a is told to leave"),
                 departs(Outcome.DRAINED, "a is told to leave", 2),
+            )
+        ],
+    ),
+    "told to leave when it has lost its lease: first it registers, so that the others know its workers gone": (
+        running,
+        [
+            ("lease_lost", "expired", [StopWorkers(Grace.NONE, "expired")]),
+            ("plan_changed", forming(2, 4, leaving=("a-1",)), []),
+            ("stopped", [Rejoin("expired")]),
+        ],
+    ),
+    "told to leave while it waits beside a running world": (
+        outside,
+        [
+            (
+                *("plan_changed", sealed(1, 9, "a-1", leaving=("c-1",), reason="c is told to leave")),
+                departs(Outcome.DRAINED, "c is told to leave"),
             )
         ],
     ),
@@ -376,6 +346,7 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         running,
         [
             ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
+            ("lease_lost", "expired", [StopWorkers(Grace.NONE, "expired")]),
             ("stopped", departs(Outcome.FAILED)),
         ],
     ),
@@ -403,6 +374,21 @@ ENDS_OF_A_NODE: dict[str, Story] = {
             ("plan_changed", ended(Phase.STOPPED, 10), departs(Outcome.STOPPED)),
         ],
     ),
+    "stopped, also if it is resumed before the others are": (
+        outside,
+        [
+            ("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats), [Announce(State.STOPPED, 1)]),
+            ("plan_changed", forming(2, 10), departs(Outcome.STOPPED, "forming 2", 2)),
+        ],
+    ),
+    "stopped while it leaves": (
+        running,
+        [
+            ("drain", "SIGTERM", [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM")]),
+            ("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats), []),
+            ("stopped", departs(Outcome.STOPPED)),
+        ],
+    ),
     "stopped, and the others cannot be heard of": (
         outside,
         [
@@ -425,6 +411,7 @@ ENDS_OF_A_NODE: dict[str, Story] = {
         lambda: Node("c-1"),
         [
             ("plan_changed", ended(Phase.STOPPED), [Announce(READY, 2)]),
+            ("stop_lingering", []),
             ("plan_changed", forming(2, 10), []),
             ("plan_changed", sealed(2, 11, "c-1"), [Prepare(world(2, "c-1"))]),
         ],
@@ -448,6 +435,16 @@ REQUESTS: dict[str, Story] = {
                 *("plan_changed", forming(2, 4, acknowledged={"a-1": 1})),
                 [RequestStop(None), StopWorkers(Grace.RESTART, "forming 2", keep=True)],
             ),
+            ("plan_changed", forming(3, 5, acknowledged={"a-1": 1}), []),
+        ],
+    ),
+    "a request that the coordinator has not read is kept, and one to end the run for as long as it goes on": (
+        stopping,
+        [
+            ("request_stop", DRAIN_B, [RequestStop(DRAIN_B)]),
+            ("plan_changed", forming(3, 4), []),
+            ("request_stop", STOP, [RequestStop(STOP)]),
+            ("plan_changed", forming(4, 5, acknowledged={"a-1": 1}), []),
         ],
     ),
     "a request of an earlier life of the run is withdrawn": (
@@ -455,6 +452,14 @@ REQUESTS: dict[str, Story] = {
         [
             ("request_stop", STOP, [RequestStop(STOP)]),
             ("plan_changed", forming(2, 10, life=2), [RequestStop(None), Announce(READY, 2)]),
+            ("plan_changed", forming(3, 11, life=2), [Announce(READY, 3)]),
+        ],
+    ),
+    "a request of a node that resumes a stopped run is one of the next life": (
+        lambda: Node("c-1"),
+        [
+            ("plan_changed", ended(Phase.STOPPED), [Announce(READY, 2)]),
+            ("request_stop", DRAIN_B, [RequestStop(msgspec.structs.replace(DRAIN_B, life=2))]),
         ],
     ),
     "a request before the first plan is published with it": (
@@ -464,9 +469,14 @@ REQUESTS: dict[str, Story] = {
             ("plan_changed", forming(1, 1), [RequestStop(STOP), Announce(READY, 1)]),
         ],
     ),
-    "a request to leave does not withdraw one to stop": (
+    "a request to leave does not withdraw one to stop, but another one to leave": (
         running,
-        [("request_stop", STOP, [RequestStop(STOP)]), ("request_stop", DRAIN_B, [])],
+        [
+            ("request_stop", DRAIN_B, [RequestStop(DRAIN_B)]),
+            ("request_stop", LEAVE, [RequestStop(LEAVE)]),
+            ("request_stop", STOP, [RequestStop(STOP)]),
+            ("request_stop", DRAIN_B, []),
+        ],
     ),
     "a new store is told once that the run is to end, whoever asked for it": (
         told_of_the_end,
@@ -481,6 +491,37 @@ REQUESTS: dict[str, Story] = {
             ("store_replaced", [Announce(RUNNING, 1)]),
         ],
     ),
+    "not of another notice": (
+        running,
+        [
+            ("handles_notices", 1, [Announce(RUNNING, 1, handles_notices=True)]),
+            ("plan_changed", sealed(1, 3, "a-1", "b-1", notice=MILD), [Notify(MILD)]),
+            ("store_replaced", [Announce(RUNNING, 1, handles_notices=True)]),
+        ],
+    ),
+    "also by a node without workers that has read of the stop": (
+        outside,
+        [
+            (
+                *("plan_changed", ended(Phase.STOPPED, uncleared=TOGETHER.seats, notice=ENDS)),
+                [Announce(State.STOPPED, 1)],
+            ),
+            (
+                "store_replaced",
+                [
+                    Announce(State.STOPPED, 1),
+                    RequestStop(StopRequest(1, Cause.WALLTIME, 30.0, "SIGUSR1 at b", life=1)),
+                ],
+            ),
+        ],
+    ),
+    "not by a node that comes after the stop": (
+        lambda: Node("c-1"),
+        [
+            ("plan_changed", ended(Phase.STOPPED, notice=ENDS), [Announce(READY, 2)]),
+            ("store_replaced", [Announce(READY, 2)]),
+        ],
+    ),
     "not when the run was resumed": (
         lambda: rejoined(told_of_the_end()),
         [
@@ -490,165 +531,13 @@ REQUESTS: dict[str, Story] = {
     ),
 }
 
-
-ALL_PARKED, SOME_PARKED = {"parked": True, "all_parked": True}, {"parked": True, "all_parked": False}
-PARKED: dict[str, Story] = {
-    "a node is ready when its workers are parked": (
-        stopping,
-        [("stopped", ALL_PARKED, [Announce(READY, 2)])],
-    ),
-    "parked workers go on in the next world, after the same checks": (
-        parked,
-        [
-            ("plan_changed", sealed(2, 4, "a-1"), [Prepare(world(2, "a-1"))]),
-            ("prepared", 2, [StartWorkers(world(2, "a-1"))]),
-        ],
-    ),
-    "nothing is kept when the lease is lost": (
-        parked,
-        [("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]), ("stopped", [Rejoin("cut off")])],
-    ),
-    "nor if it was lost while they parked": (
-        stopping,
-        [
-            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
-            ("stopped", ALL_PARKED, [StopWorkers(Grace.NONE, "cut off")]),
-            ("stopped", [Rejoin("cut off")]),
-        ],
-    ),
-    "they wait for another world when one is sealed without this node": (
-        parked,
-        [
-            ("plan_changed", sealed(2, 4, "b-1"), []),
-            ("plan_changed", forming(3, 5), [Announce(READY, 3)]),
-        ],
-    ),
-    "nor when the run has ended": (
-        parked,
-        [
-            ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
-            ("stopped", [Announce(LEFT, 1), Depart(Outcome.FAILED, "it is over")]),
-        ],
-    ),
-}
-
-
-def fresh() -> Node:
-    """Node a, which has just got its lease and starts workers before it has a place in a world."""
-    node = Node("a-1", warms_up=True)
-    node.registered()
-    return node
-
-
-def apart() -> Node:
-    """Node a, whose workers are being started apart from any world while generation 1 forms."""
-    node = fresh()
-    node.plan_changed(forming(1, 1))
-    return node
-
-
-def warm() -> Node:
-    """Node a, whose workers run in generation 1, before which they were started apart."""
-    node = apart()
-    node.warmed_up(**ALL_PARKED)
-    node.plan_changed(sealed(1, 2, "a-1", "b-1"))
-    node.prepared(1)
-    node.started(1)
-    return node
-
-
-APART: dict[str, Story] = {
-    "workers are not started apart before the node has a lease": (
-        lambda: Node("a-1", warms_up=True),
-        [
-            ("plan_changed", forming(1, 1), [Announce(READY, 1, warms_up=True)]),
-            ("registered", [WarmUp()]),
-            ("registered", []),
-        ],
-    ),
-    "nobody waits for a node while its workers are started apart": (
-        fresh,
-        [
-            ("plan_changed", forming(1, 1), [Announce(READY, 1, warms_up=True), WarmUp()]),
-            ("plan_changed", forming(1, 2), []),
-            ("warmed_up", ALL_PARKED, [Announce(READY, 1)]),
-        ],
-    ),
-    "a node that joins a running world starts its workers first": (
-        fresh,
-        [
-            ("plan_changed", sealed(1, 2, "b-1", "c-1"), [WarmUp()]),
-            ("warmed_up", ALL_PARKED, [Announce(READY, 0)]),
-            ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
-        ],
-    ),
-    "a node some of whose workers are parked starts the others": (
-        warm,
-        [
-            ("failed", 1, CRASH, fails(CRASH)),
-            ("plan_changed", forming(2, 3), []),
-            ("stopped", SOME_PARKED, [Announce(READY, 2, warms_up=True), WarmUp()]),
-            ("plan_changed", sealed(2, 4, "b-1"), []),
-            ("warmed_up", ALL_PARKED, [Announce(READY, 2)]),
-        ],
-    ),
-    "a node all of whose workers are parked starts none": (
-        warm,
-        [
-            ("plan_changed", forming(2, 3), [StopWorkers(Grace.RESTART, "forming 2", keep=True)]),
-            ("stopped", ALL_PARKED, [Announce(READY, 2)]),
-        ],
-    ),
-    "workers that cannot be started apart start in their world from then on": (
-        apart,
-        [
-            ("warmed_up", {**SOME_PARKED, "again": False}, [Announce(READY, 1)]),
-            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
-            ("stopped", [Rejoin("cut off")]),
-            ("rejoined", "a-2", []),
-            ("plan_changed", forming(2, 3), [Announce(READY, 2)]),
-        ],
-    ),
-    "workers that could not be started apart this time are, later": (
-        apart,
-        [
-            ("warmed_up", SOME_PARKED, [Announce(READY, 1)]),
-            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
-            ("stopped", [Rejoin("cut off")]),
-            ("rejoined", "a-2", [Announce(READY, 0, warms_up=True)]),
-        ],
-    ),
-    "they are stopped with the lease, and the next incarnation starts others": (
-        apart,
-        [
-            ("lease_lost", "cut off", [StopWorkers(Grace.NONE, "cut off")]),
-            ("warmed_up", ALL_PARKED, []),
-            ("stopped", [Rejoin("cut off")]),
-            ("rejoined", "a-2", [Announce(READY, 0, warms_up=True)]),
-            ("registered", []),
-            ("plan_changed", forming(1, 3), [Announce(READY, 1, warms_up=True), WarmUp()]),
-        ],
-    ),
-    "they are stopped when the run ends": (
-        apart,
-        [
-            ("plan_changed", ended(Phase.FAILED), [StopWorkers(Grace.NONE, "it is over")]),
-            ("stopped", [Announce(LEFT, 1), Depart(Outcome.FAILED, "it is over")]),
-        ],
-    ),
-}
-
-
-STORIES = STARTS | STOPS | ENDS_OF_A_NODE | REQUESTS | PARKED | APART
+STORIES = STARTS | STOPS | ENDS_OF_A_NODE | REQUESTS
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 def test_what_a_node_does(story: Story) -> None:
-    begin, steps = story
-    node = begin()
-    for event, *arguments, actions in steps:
-        facts = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
-        assert getattr(node, event)(*arguments, **facts) == actions, event
+    for event, does, expected in told(story):
+        assert does == expected, event
 
 
 def test_a_restarted_node_goes_by_the_plan_on_its_disk() -> None:

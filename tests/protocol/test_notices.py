@@ -180,6 +180,11 @@ def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> No
     assert table.stand == (RUNNING, 1)
     table.wait(STEP_S)
     assert table.stand == (FORMING, 2)
+    table = handling_notices("a", "b", "c")
+    asks(table, "b", leave("b"))
+    table.change_coordinator()
+    table.wait(TIME_S)
+    assert table.stand == (FORMING, 2), "another coordinator counts the time, too"
     table = running("a", "b", "c")
     asks(table, "b", leave("b"))
     assert table.stand == (FORMING, 2), "workers that do not handle notices are not waited for"

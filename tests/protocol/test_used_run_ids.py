@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_agent.protocol import Job, Phase
-from tests.protocol.support import on_disk
-
-from .support import Table, policy
+from tests.protocol.support import TTL_S, Table, on_disk, policy, world
 
 TRAIN, TUNE = Job(("train",)), Job(("tune",))
 IN_JOB = Job(("train",), scheduled="100")
@@ -34,9 +32,10 @@ def test_a_finished_run_is_not_repeated_in_its_job_and_with_its_command(
     earlier: Job, now: Job, finish_once: bool, is_skipped: bool
 ) -> None:
     over = on_disk(7, None, 0, ("a",), Phase.FINISHED, settled=True, job=earlier)
-    table = Table(policy(finishes_once=finish_once, job=now), remembered=over)
-    table.comes("a")
-    assert table.stand == ((Phase.FINISHED, 7) if is_skipped else (Phase.FORMING, 8))
+    for remembered, told in ((over, None), (None, over)):
+        table = Table(policy(finishes_once=finish_once, job=now), remembered=remembered)
+        table.comes("a", history=told)
+        assert table.stand == ((Phase.FINISHED, 7) if is_skipped else (Phase.FORMING, 8))
 
 
 @pytest.mark.parametrize("outcome", [Phase.FAILED, Phase.STOPPED])
@@ -65,3 +64,14 @@ def test_an_outcome_that_not_every_node_has_read_is_not_the_outcome_of_another_r
     same = Table(policy(job=IN_JOB), remembered=over)
     same.comes("a")
     assert same.stand == (Phase.FINISHED, 7)
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(TUNE, None), (IN_JOB, Phase.STOPPED)], ids=["runs", "stopped"])
+def test_workers_of_a_run_that_not_every_node_knows_to_be_over_are_waited_for(
+    now: Job, outcome: Phase | None
+) -> None:
+    known = on_disk(7, world(7, "b-1"), 0, ("b",), outcome, job=IN_JOB)
+    table = Table(policy(job=now), remembered=known)
+    table.comes("a")
+    table.wait(TTL_S)
+    assert (table.stand, table.plan.uncleared) == ((Phase.FORMING, 8), world(7, "b-1").seats)

@@ -372,8 +372,7 @@ class Agent:
             parked = len(self.guard.parked)
             self.cluster.story(self.name, "has {} workers parked before their world", parked)
             all_parked = parked == self.session.member.slots
-            again = all_parked or self.cluster.kernel.random.random() < 0.5
-            return self.node.warmed_up(parked=parked > 0, all_parked=all_parked, again=again)
+            return self.node.warmed_up(again=all_parked or self.cluster.kernel.random.random() < 0.5)
 
         self.post(tell)
 

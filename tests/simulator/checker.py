@@ -335,7 +335,7 @@ class Checker:
         if not self.cluster.endpoint.may_forget or known is None:
             return False
         # A full disk keeps neither the outcome nor the budget; one that was lost keeps no settings.
-        ended = known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
+        ended = known.phase in (Phase.FINISHED, Phase.FAILED) and not known.settled and not told.is_terminal
         poorer = told.charged < known.charged or told.policy.lease_ttl_s < known.policy.lease_ttl_s
         # It may have heard of the generation when that formed, from a node whose disk was not full.
         misses_world = known.world is not None and (
@@ -392,7 +392,11 @@ class Checker:
         self.require(self.final is None or plan.phase is self.final.phase, "the outcome stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
         if not sealing and not self.forgot:
-            self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
+            # Above a world that another coordinator sealed on its disk, or in a store that is lost.
+            goes_above = before.phase is plan.phase is Phase.FORMING and plan.generation > before.generation
+            written = self._intended_charge[before.generation] if goes_above else before.charged
+            is_charged_once = plan.charged in (before.charged, written)
+            self.require(is_charged_once, "safety 5 (budget)", "charged without sealing")
         if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING:
             self._has_a_cause(store, before, plan)
             left = any(member.state is State.SAVED for member, _ in seen.values())

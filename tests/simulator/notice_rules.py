@@ -276,7 +276,7 @@ class NoticeRules:
         def look() -> None:
             if cluster.well_for_s() < kernel.now - began_s + UNWELL_S or cluster.over:
                 return
-            for seat in plan.world.seats if plan.world is not None else ():
+            for seat in plan.seats:
                 group = cluster.job.of(plan.generation).groups.get(seat.incarnation)
                 if group is not None and self._should_know(group, began_s):
                     known = group.notice.serial if group.notice is not None else 0
@@ -316,7 +316,7 @@ class NoticeRules:
     def _holds_a_lease_elsewhere(self, before: Plan, seen: Seen) -> list[str]:
         """Nodes of the world before whose lease in an earlier store still counts, and that were not asked to leave."""
         found = []
-        for seat in (*before.uncleared, *(before.world.seats if before.world is not None else ())):
+        for seat in (*before.uncleared, *before.seats):
             agent = self.cluster.agents[seat.incarnation]
             asked = agent.asked_to_leave or seat.node_id in self.cluster.told_to_leave
             current = agent.process.alive and agent.incarnation == seat.incarnation and agent.outcome is None

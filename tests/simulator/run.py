@@ -82,9 +82,7 @@ def _live(cluster: Cluster, faults: Callable[[Cluster], Faults]) -> None:
     if not scenario.again or not cluster.over or checker.forgot:
         return
     kept = cluster.endpoint.machine.disk
-    unsettled = (
-        scenario.hosting != "etcd" and kept is not None and kept.outcome is not None and not kept.settled
-    )
+    unsettled = scenario.hosting != "etcd" and kept is not None and kept.is_terminal and not kept.settled
     if unsettled or any(machine.disk_is_full for machine in cluster.machines):
         return  # the end of the run is not on disk, so the next one of that name may end with its outcome
     if cluster.goes_on_here:

@@ -204,7 +204,7 @@ class Supervisor:
         if node_id != self.node_id:
             serial = self.node.next_stop_request - 1
             plan = self.node.plan
-            seats = plan.world.seats if plan is not None and plan.world is not None else ()
+            seats = plan.seats if plan is not None else ()
             leavers = {seat.incarnation for seat in seats if seat.node_id == node_id}
 
             was_leaving = False
@@ -215,9 +215,7 @@ class Supervisor:
                 if not acknowledged or not leavers.isdisjoint(plan.leaving):
                     was_leaving = was_leaving or acknowledged
                     return False
-                seats = (
-                    plan.uncleared if plan.is_terminal else plan.world.seats if plan.world is not None else ()
-                )
+                seats = plan.uncleared if plan.is_terminal else plan.seats
                 return was_leaving or leavers.isdisjoint(seat.incarnation for seat in seats)
 
             if await self.plan_with(has_left) is not None:
@@ -277,8 +275,8 @@ class Supervisor:
             case events.WorkersCleared(unkillable=unkillable, parked=parked):
                 all_parked = parked == self.session.member.slots
                 self._perform(self.node.stopped(unkillable, parked=bool(parked), all_parked=all_parked))
-            case events.WarmedUp(parked=parked, all_parked=all_parked, again=again):
-                self._perform(self.node.warmed_up(parked=bool(parked), all_parked=all_parked, again=again))
+            case events.WarmedUp(again=again):
+                self._perform(self.node.warmed_up(again=again))
             case GuardLost():
                 self._start_task(self._record_guard(self.runner.guards.present))
             case Fenced():

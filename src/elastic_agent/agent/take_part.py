@@ -190,4 +190,4 @@ def _is_news(node: LocalNode, plan: Plan, history: Plan | None) -> bool:
     """
     if history is None or node.backend.is_host:
         return True
-    return (history.outcome, history.generation) != (plan.phase, plan.generation)
+    return (history.phase, history.generation) != (plan.phase, plan.generation)

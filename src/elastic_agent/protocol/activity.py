@@ -62,6 +62,7 @@ TRANSITIONS: dict[tuple[Activity, Event], Activity] = {
     (Activity.IDLE, Event.LEAVE): Activity.GONE,
     (Activity.IDLE, Event.LEASE_LOST): Activity.IDLE,
     (Activity.PREPARING, Event.FORMING): Activity.IDLE,
+    (Activity.PREPARING, Event.UNSEATED): Activity.IDLE,
     (Activity.PREPARING, Event.RUN_STOPPED): Activity.IDLE,
     (Activity.PREPARING, Event.LEAVE): Activity.GONE,
     (Activity.PREPARING, Event.LEASE_LOST): Activity.IDLE,

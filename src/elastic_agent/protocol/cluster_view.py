@@ -261,8 +261,7 @@ def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
     Nodes that were told to leave speak for the run only if no other node is there: they may be gone already.
     """
     alive = {node.member.incarnation for node in now.by_node.values()}
-    seats = plan.world.seats if plan.world else ()
-    seated = [seat.incarnation for seat in seats if seat.incarnation in alive]
+    seated = [seat.incarnation for seat in plan.seats if seat.incarnation in alive]
     speakers = sorted([*seated, *sorted(alive.difference(seated))], key=now.plan.leaving.__contains__)
     return msgspec.structs.replace(
         plan,

@@ -136,8 +136,7 @@ def check_whole(plan: Plan) -> None:
     Raises:
         RecordError: its generation runs, but it has no world; or its world is of a later generation.
     """
-    sealed = plan.world.generation if plan.world is not None else 0
-    if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
+    if plan.phase is Phase.RUNNING and plan.sealed != plan.generation:
         raise RecordError(f"plan in which generation {plan.generation} runs without a world")
     _check_world_of(plan)
 
@@ -171,7 +170,7 @@ def _check(record: object) -> None:
 
 
 def _check_world_of(plan: Plan) -> None:
-    if plan.world is not None and plan.world.generation > plan.generation:
+    if plan.sealed > plan.generation:
         raise RecordError(f"plan of generation {plan.generation} with the world of a later one")
 
 

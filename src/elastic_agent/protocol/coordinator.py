@@ -162,27 +162,25 @@ class Coordinator:
     # -- the first plan of a store --------------------------------------------------------------
 
     def _first_plan(self, now_s: float) -> Decision:
-        sightings = sorted(
-            self.ledger.sightings.values(), key=lambda node: (node.first_seen_s, node.member.node_id)
-        )
-        alive = [node for node in sightings if node.alive]
+        alive = [node for node in self.ledger.sightings.values() if node.alive]
         if not alive:
             return Decision("no nodes have joined yet")
-        policy = alive[0].member.policy
-        history = self._newest_history()
+        policy = min(alive, key=lambda node: (node.first_seen_s, node.member.node_id)).member.policy
+        history = max(self._histories(), key=lambda history: history.newness, default=None)
         if history is not None:
             policy = policy.covering(history)
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision.to_publish(fresh)
-        if history.settled and history.outcome is Phase.STOPPED:  # the same run, resumed
+        if history.settled and history.phase is Phase.STOPPED:  # the same run, resumed
             return Decision.to_publish(_next_life(fresh, history))
         once = policy.skips(history)
         difference = policy.job.difference(history.policy.job)
         # A run that did something else, or in another job, need not be settled: its outcome is no news for these nodes.
-        is_over = history.settled or (difference and history.outcome in (Phase.FINISHED, Phase.FAILED))
+        outcomes = (Phase.FINISHED, Phase.FAILED)
+        is_over = history.settled or (difference and history.phase in outcomes)
         if is_over and not once:  # another run under the same name
-            generation, before = history.generation + 1, f"{history.outcome or Phase.FINISHED}{difference}"
+            generation, before = history.generation + 1, f"{history.phase}{difference}"
             reason = (
                 f"a run with this id {before} before, in generation {history.generation}; a new one starts"
             )
@@ -202,10 +200,10 @@ class Coordinator:
         if once:
             over = msgspec.structs.replace(known, phase=Phase.FINISHED, reason=FINISHED_BEFORE)
             return Decision.to_publish(over)
-        outcome = self._remembered.outcome if self._remembered is not None else None
-        if outcome not in (None, Phase.STOPPED) and history is self._remembered:
-            reason = f"the run {outcome} before the store was lost"
-            return Decision.to_publish(msgspec.structs.replace(known, phase=outcome, reason=reason))
+        ours = self._remembered
+        if ours is not None and ours.phase in outcomes and ours.rank == history.rank:
+            reason = f"the run {ours.phase} before the store was lost"
+            return Decision.to_publish(msgspec.structs.replace(known, phase=ours.phase, reason=reason))
         if history.world is None:
             return Decision.to_publish(msgspec.structs.replace(known, generation=history.generation + 1))
         return self._adopt_or_reform(known, history.world, now_s)
@@ -249,10 +247,6 @@ class Coordinator:
         plan = known.forming(reason, free=True)
         return Decision.to_publish(msgspec.structs.replace(plan, version=1))
 
-    def _newest_history(self) -> Plan | None:
-        # Our own, if several are equal.
-        return max(reversed(self._histories()), key=lambda history: history.newness, default=None)
-
     def _histories(self) -> list[Plan]:
         nodes = (node.member.history for node in self.ledger.sightings.values())
         return [history for history in (*nodes, self._remembered) if history is not None]
@@ -292,7 +286,7 @@ class Coordinator:
             if member.history is not None
             and not member.history.settled
             and member.incarnation not in awaited
-            and _may_run(member, plan.generation)
+            and _may_run(member)
         ]
 
     # -- every phase ----------------------------------------------------------------------------
@@ -451,10 +445,10 @@ def _history_it_runs(member: Member) -> Plan | None:
     return member.history if runs else None
 
 
-def _may_run(member: Member, generation: int) -> bool:
-    """Return whether this node, by its history, has a seat in an earlier world and has not stopped since."""
+def _may_run(member: Member) -> bool:
+    """Return whether this node, by its history, has a seat in a world and has not stopped since."""
     world = member.history.world if member.history is not None else None
-    if world is None or world.generation >= generation or world.seat_of(member.incarnation) is None:
+    if world is None or world.seat_of(member.incarnation) is None:
         return False
     return member.clear <= world.generation
 
@@ -466,14 +460,14 @@ def _above(now: ClusterView, beyond: list[Plan]) -> Decision:
     it was stopped, this is another run under its name, which has all its restarts.
     """
     plan = now.plan
-    newest = max(reversed(beyond), key=lambda history: history.rank)
+    newest = max(beyond, key=lambda history: history.newness)
     policy, seats = plan.policy, {seat.incarnation: seat for seat in plan.seats_at_risk}
     for history in beyond:
         policy = policy.covering(history)
         if history.world is not None and not history.settled:
             seats |= {seat.incarnation: seat for seat in history.world.seats}
     is_later = newest.is_later_than(plan)
-    another = newest.settled and newest.outcome is not Phase.STOPPED
+    another = newest.settled and newest.phase is not Phase.STOPPED
     spent = newest if is_later and newest.charged >= plan.charged and not another else plan
     known = msgspec.structs.replace(
         plan,

@@ -31,7 +31,7 @@ def decide_forming(now: ClusterView) -> Decision:
     waits = clearance_deadlines(now)
     if waits:
         return await_clearing(now, waits)
-    failure = now.plan.failure if now.plan.uncleared and _charge(now) else None
+    failure = now.plan.failure if _charge(now) else None
     charge, end = failure is not None, budget.end_reason(now.plan, failure.words) if failure else ""
     if end:
         return _fail(now, end, failure)
@@ -124,7 +124,7 @@ def _choose(now: ClusterView) -> list[Sighting]:
     Nodes that keep getting lost or cannot start are left out while enough others remain; then those come first that
     did so least often, so that none of them is preferred for ever.
     """
-    seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
+    seated = {seat.node_id for seat in now.plan.seats}
     by_id = {node.member.node_id: node for node in now.ready()}
     ordered = [
         by_id[m.node_id] for m in seating_order((node.member for node in by_id.values()), now.plan.order)
@@ -226,8 +226,7 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting], enough_s: floa
     """Return until when to wait for more nodes than those chosen; in the past if there are none to wait for."""
     coming = _coming(now, chosen)
     warming = {node.member.node_id for node in coming if node.member.warms_up}
-    seats = now.plan.world.seats if now.plan.world is not None else ()
-    if now.plan.joining and not warming.isdisjoint(seat.node_id for seat in seats):
+    if now.plan.joining and not warming.isdisjoint(seat.node_id for seat in now.plan.seats):
         # Without those that gave way to others, these would be the next to give way to them, and so on for ever.
         return now.clock.since_s + now.policy.join_timeout_s
     cap_s = enough_s + 3 * now.policy.settle_s
@@ -269,8 +268,7 @@ def _coming(now: ClusterView, chosen: list[Sighting]) -> list[Sighting]:
 
 def _has_settled_before(now: ClusterView, chosen: list[Sighting]) -> bool:
     """Return whether a node of the last world is among those chosen: only a first world waits for --settle."""
-    seats = now.plan.world.seats if now.plan.world is not None else ()
-    return not {seat.node_id for seat in seats}.isdisjoint(node.member.node_id for node in chosen)
+    return not {seat.node_id for seat in now.plan.seats}.isdisjoint(node.member.node_id for node in chosen)
 
 
 def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:

@@ -174,7 +174,7 @@ class Node:
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
         self._has_parked = False
-        """Workers of an earlier generation are parked."""
+        """Workers of an earlier generation, or without one, wait for the next world, as far as they have not ended."""
 
     @property
     def activity(self) -> Activity:
@@ -207,7 +207,7 @@ class Node:
         So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does:
         the session sends it the run history, and the plan after that is valid.
         """
-        if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
+        if self.plan is not None and plan.version <= self.plan.version:
             return []
         if plan.generation < self._newest_sealed:
             return []
@@ -215,7 +215,7 @@ class Node:
             self._newest_sealed = max(self._newest_sealed, plan.world.generation)
         self.plan = plan
         self._life = plan.life
-        if not plan.is_terminal or (plan.phase is Phase.STOPPED and self.has_participated):
+        if plan.phase is not Phase.STOPPED or self.has_participated:
             # A stopped run that was resumed has no end any more.
             self._end_known = plan.notice if plan.notice is not None and plan.notice.ends else None
         if self._lease_lost is not None:
@@ -229,9 +229,7 @@ class Node:
         if self.announced.state is State.STOPPED:  # it stayed only to read how the stop went
             return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.NONE)
         self.has_participated = True
-        if plan.phase is Phase.FORMING:
-            return self._acknowledged(plan) + self._forming(plan)
-        return self._acknowledged(plan) + self._sealed(plan)
+        return self._acknowledged(plan) + self._follow(plan)
 
     def _over(self, plan: Plan) -> list[Action]:
         """Take in that the run has ended, with any outcome."""
@@ -242,7 +240,7 @@ class Node:
         if self._wants_next_life:
             # A node that has not read the stop yet has the same record: only the node itself knows which it is.
             self._life = plan.generation + 1
-            return self._announce(State.READY, plan.generation + 1)
+            return self._wait_for_a_seat(plan.generation + 1)
         if plan.uncleared and self._ending is None:
             return self._await_others(plan)
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
@@ -263,9 +261,8 @@ class Node:
     @property
     def is_lingering(self) -> bool:
         """Return whether the run is stopped and this node stays only until no worker of any node is left."""
-        stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and not self._wants_next_life
-        idle = self.activity in (Activity.IDLE, Activity.STOPPING) and self._ending is None
-        return stopped and idle
+        is_stopped = self.plan is not None and self.plan.phase is Phase.STOPPED
+        return is_stopped and not self._wants_next_life
 
     def stop_lingering(self) -> list[Action]:
         """Do not wait for the workers of other nodes any longer."""
@@ -306,20 +303,22 @@ class Node:
         if self.activity is Activity.GONE:
             return []
         known = self._end_known
-        if known is None or self._ending is not None or self._requests_end:
+        if known is None or self._requests_end:
             return [self.announced]
         again = StopRequest(self.next_stop_request, known.cause, known.left_s, known.words)
         return [self.announced, *self.request_stop(again)]
 
+    def _follow(self, plan: Plan) -> list[Action]:
+        """Do what the plan of a run that goes on requires."""
+        return self._forming(plan) if plan.phase is Phase.FORMING else self._sealed(plan)
+
     def _forming(self, plan: Plan) -> list[Action]:
-        if self._ending is not None:
-            return []
         if self._leaves_by(plan):
             return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
         if not self._on(Event.FORMING):
             return []  # stopping: ready follows when stopped
         if self.activity is Activity.IDLE:
-            return [*self._publish_ready(), *self._warm_up()]
+            return self._wait_for_a_seat(plan.generation)
         hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
         return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang, keep=not hang)]
 
@@ -329,7 +328,7 @@ class Node:
         If it has no workers, and was asked itself, it stays until :meth:`leave_now`. Should all nodes be asked, the
         run is stopped meanwhile, and this node is stopped with it.
         """
-        if {self.incarnation, *self._earlier}.isdisjoint(plan.leaving):
+        if self._ending is not None or {self.incarnation, *self._earlier}.isdisjoint(plan.leaving):
             return False
         waits = self.announced.state is State.READY and self.activity in (Activity.IDLE, Activity.PREPARING)
         return self._draining is None or not waits
@@ -338,14 +337,14 @@ class Node:
         world = plan.world
         seat = world.seat_of(self.incarnation) if world is not None else None
         if world is None or seat is None:
-            if self._on(Event.UNSEATED):
+            if self._on(Event.UNSEATED) and self.activity is Activity.STOPPING:
                 return [StopWorkers(Grace.NONE, f"generation {plan.generation} runs without this node")]
-            if self._leaves_by(plan) and self._ending is None:
+            if self._leaves_by(plan):
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
+            if self.activity is Activity.IDLE and self.announced.state is not State.READY:
+                return self._wait_for_a_seat(plan.generation + 1)
             return self._warm_up()
-        ready = self.announced == Announce(State.READY, plan.generation) and self._ending is None
-        if ready and self._on(Event.SEATED):
-            self.generation = plan.generation
+        if self.announced == Announce(State.READY, plan.generation) and self._on(Event.SEATED):
             return [Prepare(world)]
         return self._notify()
 
@@ -363,14 +362,12 @@ class Node:
 
     def prepared(self, generation: int) -> list[Action]:
         """Take in that lease, plan and bootstrap store are in order for this generation."""
-        plan = self.plan
-        if plan is None or plan.world is None or (plan.phase, plan.generation) != (Phase.RUNNING, generation):
-            return []
-        if not self._on(Event.PREPARED, generation):
+        world = self.plan.world if self.plan is not None else None
+        if world is None or not self._on(Event.PREPARED, generation):
             return []
         self._given, self._handles_notices, self._interrupted = 0, False, None
         self._has_parked = False  # they go on
-        return [StartWorkers(plan.world), *self._notify()]
+        return [StartWorkers(world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
         """Take in that the bootstrap store could not be reached."""
@@ -443,24 +440,17 @@ class Node:
             return self._rejoin()
         if self._ending is not None:
             return self._end(self._ending, Grace.NONE)
-        if self.plan is not None and self.plan.phase is Phase.FORMING:
-            return [*self._publish_ready(), *self._warm_up()]
-        if self.plan is not None and self.is_lingering:
-            return self._await_others(self.plan)
-        if parked and self.plan is not None and self.plan.phase is Phase.RUNNING:
-            return self._sealed(self.plan)  # meanwhile, perhaps without this node
-        return []  # the plan that follows the failure is still to come
+        if self.plan is None:
+            return []
+        return self._await_others(self.plan) if self.plan.is_terminal else self._follow(self.plan)
 
-    def warmed_up(self, *, parked: bool, all_parked: bool, again: bool = True) -> list[Action]:
+    def warmed_up(self, *, again: bool = True) -> list[Action]:
         """Take in that workers which were started apart from any world have parked; those that have not are gone.
 
-        If not ``all_parked``, the missing ones start in their world; unless ``again``, so do all later ones.
+        The missing ones start in their world; unless ``again``, so do all later ones.
         """
-        if not self._is_warming:
-            return []
         self._is_warming = self._lacks_workers = False
         self._warms_up &= again
-        self._has_parked = parked
         ready = self.announced.state is State.READY and self._activity is Activity.IDLE
         return self._announce(State.READY, self.announced.generation) if ready else []
 
@@ -543,19 +533,16 @@ class Node:
 
     def _warm_up(self) -> list[Action]:
         """Have missing workers started apart from any world; until they have parked, nobody waits for this node."""
-        waits = (
-            self._activity is Activity.IDLE and self.announced.state is State.READY and self._ending is None
-        )
+        waits = self._activity is Activity.IDLE and self.announced.state is State.READY
         goes_on = self.plan is not None and not self.plan.is_terminal and self._has_lease
         if not (waits and goes_on and self._lacks_workers) or self._is_warming:
             return []
         self._is_warming = self._has_parked = True
         return [WarmUp()]
 
-    def _publish_ready(self) -> list[Action]:
-        assert self.plan is not None  # only called under a forming plan
-        self.generation = self.plan.generation
-        return self._announce(State.READY, self.plan.generation)
+    def _wait_for_a_seat(self, generation: int) -> list[Action]:
+        self.generation = generation
+        return [*self._announce(State.READY, generation), *self._warm_up()]
 
     def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
         works = state in (State.RUNNING, State.SAVED)
@@ -583,6 +570,5 @@ class Node:
     def _rejoin(self) -> list[Action]:
         if self._draining is not None:
             return self._end(Depart(Outcome.DRAINED, self._draining), Grace.NONE)
-        self._lacks_workers = self._warms_up
         self.announced = Announce(State.READY, 0, warms_up=self._warms_up)
         return [Rejoin(self._lease_lost or "the lease was lost")]

@@ -226,8 +226,8 @@ class Job(Record, frozen=True):
     def continues(self, history: Plan) -> bool:
         """Return whether users take a run of this job for the one in the history: not if that finished, or was another
         job's and failed."""
-        differs = history.outcome is Phase.FAILED and self.difference(history.policy.job) != ""
-        return history.outcome is not Phase.FINISHED and not differs
+        differs = history.phase is Phase.FAILED and self.difference(history.policy.job) != ""
+        return history.phase is not Phase.FINISHED and not differs
 
     def difference(self, earlier: Job) -> str:
         """Say how an earlier job differs from this one, for the log; empty if it does not or that is not known."""
@@ -273,7 +273,7 @@ class Policy(Record, frozen=True):
 
         Only for the command that has finished: an agent never reports success for a command that no agent ran.
         """
-        if history.outcome is not Phase.FINISHED:
+        if history.phase is not Phase.FINISHED:
             return False
         is_same = self.job.has_same_command(history.policy.job)
         return self.job.goes_on(history.policy.job) or (self.finishes_once and is_same)
@@ -492,10 +492,14 @@ class Plan(Record, frozen=True):
         return self.phase.is_terminal
 
     @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Those of the world; none without one."""
+        return self.world.seats if self.world is not None else ()
+
+    @property
     def seats_at_risk(self) -> tuple[Seat, ...]:
         """Every seat whose workers may run: those of the world, and those awaited before."""
-        seats = (*self.uncleared, *(self.world.seats if self.world is not None else ()))
-        return tuple({seat.incarnation: seat for seat in seats}.values())
+        return tuple({seat.incarnation: seat for seat in (*self.uncleared, *self.seats)}.values())
 
     def following(self, reason: str | None = None, **changes: Any) -> Plan:
         """Return the next version of the plan with these changes; without a reason, that of this version."""
@@ -519,19 +523,18 @@ class Plan(Record, frozen=True):
         return msgspec.structs.replace(self, uncleared=(), refused={}, acknowledged={})
 
     @property
-    def outcome(self) -> Phase | None:
-        """Return how the run ended, if it has."""
-        return self.phase if self.is_terminal else None
-
-    @property
     def sealed(self) -> int:
         """The generation of the newest world; -1: there is none."""
         return self.world.generation if self.world is not None else -1
 
     @property
-    def rank(self) -> tuple[int, int, bool, bool]:
-        """Of two plans of one run on disks, the one that ranks higher is the newer."""
-        return self.generation, self.sealed, self.is_terminal, self.settled
+    def rank(self) -> tuple[int, bool, int, bool]:
+        """Of two plans of one run on disks, the one that ranks higher is the newer.
+
+        A coordinator may have written either to its disk without publishing it. So a world, in which workers may run,
+        ranks above an outcome, unless all nodes knew that.
+        """
+        return self.generation, self.settled, self.sealed, self.is_terminal
 
     def is_later_than(self, plan: Plan) -> bool:
         """Return whether this history is of a later generation, or names a world of one that the plan only forms.
@@ -542,8 +545,12 @@ class Plan(Record, frozen=True):
 
     @property
     def newness(self) -> tuple[object, ...]:
-        """The same, and of two that rank alike the one that knows of more progress is the newer."""
-        return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row
+        """The same, and of two that rank alike the one that knows of more progress is the newer.
+
+        If they know of the same: the one with the larger world, as it contains a node that does not run the other one.
+        """
+        names = [seat.incarnation for seat in self.seats]
+        return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row, len(names), names
 
 
 class Waiting(Struct, frozen=True, omit_defaults=True):

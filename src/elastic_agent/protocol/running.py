@@ -59,7 +59,7 @@ class SeatedNode:
 
 def participants(now: ClusterView) -> list[SeatedNode]:
     """Return the seats of the plan's world, in order."""
-    return [SeatedNode(now, seat) for seat in (now.plan.world.seats if now.plan.world is not None else ())]
+    return [SeatedNode(now, seat) for seat in now.plan.seats]
 
 
 def whole_world_runs(now: ClusterView) -> bool:

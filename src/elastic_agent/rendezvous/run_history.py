@@ -138,7 +138,7 @@ class RunHistoryStore:
 
     def _settle(self, run_id: str) -> None:
         known = self._read(run_id)
-        if known is not None and known.outcome is not None and not known.settled:
+        if known is not None and known.is_terminal and not known.settled:
             self._write(run_id, msgspec.structs.replace(known, settled=True))
 
     def _prune(self) -> None:
@@ -161,8 +161,8 @@ class RunHistoryStore:
 
 def _state(history: Plan) -> str:
     """Return a file's name; such names sort as the histories rank."""
-    generation, sealed, over, settled = history.rank
-    return f"{generation:016d}-{sealed + 1:016d}-{over:d}{settled:d}.json"
+    generation, settled, sealed, over = history.rank
+    return f"{generation:016d}-{settled:d}-{sealed + 1:016d}-{over:d}.json"
 
 
 def _states(folder: Path) -> list[str]:
