@@ -205,7 +205,7 @@ async def test_a_worker_that_was_started_apart_goes_on_in_its_first_world(
 ) -> None:
     async with parking(guard, tmp_path) as bench:
         bench.start(1, sys.executable, *bench.worker("apart"), apart=True)
-        await bench.until("warm", (1, True))
+        await bench.until("warm", True)
         assert bench.ends == ["warm"]
         assert bench.runner.parked is not None
         (worker,) = bench.runner.parked.pids.values()
@@ -223,7 +223,8 @@ async def test_a_worker_that_ends_before_it_has_a_world_is_missing(
 ) -> None:
     async with parking(guard, tmp_path) as bench:
         bench.start(1, sys.executable, "-I", "-S", "-c", script, apart=True)
-        await bench.until("warm", (0, False))
+        await bench.until("warm", False)
+        assert bench.runner.parked is None
         assert not [*tmp_path.glob("*.beat")]
     assert "without @survive.train" in "".join(capsys.readouterr())
 

@@ -89,8 +89,8 @@ class Bench:
                 self._note("stopped", unkillable)
             case events.WorkersCleared(parked=parked):
                 self._note("parked", parked)
-            case events.WarmedUp(parked=parked, all_parked=all_parked):
-                self._note("warm", (parked, all_parked))
+            case events.WarmedUp(again=again):
+                self._note("warm", again)
             case GuardLost(returncode=returncode):
                 self._note("guard lost", returncode)
 

@@ -46,12 +46,12 @@ def test_which_history_of_one_generation_counts_does_not_depend_on_who_reports_i
         assert awaited(table) == {"a-1", "b-1", "c-1"}
 
 
-def test_a_history_ranks_by_generation_then_settled_then_world_then_outcome() -> None:
-    """An outcome that all nodes knew ranks above a world: that was written to a disk and never published."""
+def test_a_history_ranks_by_generation_then_world_then_outcome() -> None:
+    """A world ranks above an outcome of its generation: workers may run in it."""
     failed = on_disk(8, FORMING.world, outcome=Phase.FAILED)
     over = on_disk(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
     later = on_disk(9, SEALED.world)
-    expected = [FORMING, failed, SEALED, over, settled(failed), settled(over), later]
+    expected = [FORMING, failed, settled(failed), SEALED, over, settled(over), later]
     known = [later, settled(over), settled(failed), over, SEALED, failed, FORMING]
     assert sorted(known, key=lambda history: history.rank) == expected
 

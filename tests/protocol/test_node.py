@@ -157,12 +157,12 @@ STOPS: dict[str, Story] = {
                 sealed(2, 3, "b-1"),
                 [StopWorkers(Grace.NONE, "generation 2 runs without this node")],
             ),
-            ("stopped", [Announce(READY, 3)]),
+            ("stopped", [Announce(READY, 2)]),
         ],
     ),
     "not before its workers have stopped": (
         stopping,
-        [("plan_changed", sealed(2, 4, "b-1"), []), ("stopped", [Announce(READY, 3)])],
+        [("plan_changed", sealed(2, 4, "b-1"), []), ("stopped", [Announce(READY, 2)])],
     ),
     "older plans and events of older workers are ignored": (
         running,
@@ -237,6 +237,13 @@ STOPS: dict[str, Story] = {
 }
 
 ENDS_OF_A_NODE: dict[str, Story] = {
+    "a node that has left before its first plan does not resume a stopped run": (
+        lambda: Node("a-1"),
+        [
+            ("drain", "SIGTERM", departs(Outcome.DRAINED, "SIGTERM", 0)),
+            ("plan_changed", ended(Phase.STOPPED), []),
+        ],
+    ),
     "drained without a request": (
         running,
         [

@@ -207,10 +207,7 @@ class WorkersCleared(AgentEvent, frozen=True):
 class WarmedUp(AgentEvent, frozen=True):
     """The start of workers apart from any world is over."""
 
-    parked: int
-    """So many workers of this node are parked now."""
-    all_parked: bool
-    again: bool = True
+    again: bool
     """Missing workers may be started so again."""
 
 

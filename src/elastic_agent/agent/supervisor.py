@@ -315,7 +315,7 @@ class Supervisor:
 
     def _warm_up(self) -> None:
         """Start the workers that are missing with what they know before they have a place: this node alone."""
-        plan, parked = self.node.plan, self.runner.waiting
+        plan = self.node.plan
         # The next one in which it may have a place.
         generation = plan.generation + (plan.phase is not Phase.FORMING) if plan is not None else 0
         me = self.session.member
@@ -326,7 +326,7 @@ class Supervisor:
             made = self._made(alone, number=-self._starts_apart)
         except (OSError, ValueError, RuntimeError) as error:
             get_logger().warning("workers start in their world, not before it", reason=with_remedy(error))
-            self._worker_event(events.WarmedUp(len(parked.pids) if parked is not None else 0, False))
+            self._worker_event(events.WarmedUp(again=True))
         else:
             self.runner.start(*made, apart=True)
 

@@ -207,7 +207,7 @@ class Node:
         So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does:
         the session sends it the run history, and the plan after that is valid.
         """
-        if self.plan is not None and plan.version <= self.plan.version:
+        if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
             return []
         if plan.generation < self._newest_sealed:
             return []
@@ -342,7 +342,7 @@ class Node:
             if self._leaves_by(plan):
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             if self.activity is Activity.IDLE and self.announced.state is not State.READY:
-                return self._wait_for_a_seat(plan.generation + 1)
+                return self._wait_for_a_seat(plan.generation)
             return self._warm_up()
         if self.announced == Announce(State.READY, plan.generation) and self._on(Event.SEATED):
             return [Prepare(world)]

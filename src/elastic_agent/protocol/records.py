@@ -528,13 +528,13 @@ class Plan(Record, frozen=True):
         return self.world.generation if self.world is not None else -1
 
     @property
-    def rank(self) -> tuple[int, bool, int, bool]:
+    def rank(self) -> tuple[int, int, bool, bool]:
         """Of two plans of one run on disks, the one that ranks higher is the newer.
 
-        A coordinator may have written either to its disk without publishing it. So a world, in which workers may run,
-        ranks above an outcome, unless all nodes knew that.
+        A coordinator may have written either to its disk without publishing it: so a world, in which workers may run,
+        ranks above an outcome.
         """
-        return self.generation, self.settled, self.sealed, self.is_terminal
+        return self.generation, self.sealed, self.is_terminal, self.settled
 
     def is_later_than(self, plan: Plan) -> bool:
         """Return whether this history is of a later generation, or names a world of one that the plan only forms.

@@ -161,8 +161,8 @@ class RunHistoryStore:
 
 def _state(history: Plan) -> str:
     """Return a file's name; such names sort as the histories rank."""
-    generation, settled, sealed, over = history.rank
-    return f"{generation:016d}-{settled:d}-{sealed + 1:016d}-{over:d}.json"
+    generation, sealed, over, settled = history.rank
+    return f"{generation:016d}-{sealed + 1:016d}-{over:d}{settled:d}.json"
 
 
 def _states(folder: Path) -> list[str]:

@@ -247,16 +247,15 @@ async def run_apart(workers: Generation) -> None:
         workers.leave()
         if not workers.kept and (workers.has_started or workers.parked is None):
             workers.heartbeats.close()
-    parked = len(group.parked.pids) if group.parked is not None else 0
     if workers.stopped_s is not None:
+        parked = len(group.parked.pids) if group.parked is not None else 0
         group.report(events.WorkersCleared(workers.unkillable, parked))
         return
     if not all_have:
         why = problem or (workers.failure.summary if workers.failure is not None else "they were ended")
         how_long = "this time" if problem is None else "from now on"
         get_logger().warning(f"workers start in their world {how_long}, not before it: {why}")
-    is_whole = all_have and workers.kept.keys() == workers.pids.keys()
-    group.report(events.WarmedUp(parked, is_whole, again=problem is None))
+    group.report(events.WarmedUp(again=problem is None))
 
 
 def _all_have_parked(workers: Generation) -> bool:
