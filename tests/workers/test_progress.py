@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastic_agent.workers.guard import progress
-from elastic_agent.workers.guard.progress import LOOK_EVERY_S, UNCLEAR_S, Progress
+from elastic_agent.workers.guard.progress import LOOK_EVERY_S, UNCLEAR_S, StopProgress
 
 WORKER, IDLE_S = 7, 0.05
 MEGABYTE = 2**20
@@ -65,7 +65,7 @@ def killed_at_s(monkeypatch: pytest.MonkeyPatch, *phases: Phase) -> float | None
     """Return when a worker that does this is to be killed; None: it may complete."""
     proc = Proc()
     monkeypatch.setattr(progress, "linux", proc.as_module())
-    judged = Progress([WORKER], 15, IDLE_S, list, lambda process: False, 0.0)
+    judged = StopProgress([WORKER], 15, IDLE_S, list, lambda process: False, 0.0)
     return next((now_s for now_s in proc.looks(phases) if not judged.look(now_s)), None)
 
 
