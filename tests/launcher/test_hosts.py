@@ -18,7 +18,7 @@ from elastic_agent.config.sources.command_line import parse_command_line
 from elastic_agent.config.value_types import Host
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import locked
-from elastic_agent.launcher import hosts
+from elastic_agent.launcher import hosts, on_host
 from elastic_agent.launcher.hosts import TRAVELLING, options_of
 from elastic_agent.launcher.on_host import Order, limit_log, take_out_middle
 from elastic_agent.workers.output.folders import KEPT_RUNS
@@ -334,7 +334,16 @@ def test_a_log_where_files_have_no_holes_stays_whole_and_that_is_told(
         file.write(content)
         file.flush()
         os.fsync(file.fileno())  # it takes its space now
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        assert log.read_bytes() == content
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            log.unlink()
+
+    monkeypatch.setattr(on_host.time, "sleep", pause)
     limit_log(str(log), LIMIT)
     (warning,) = caplog.messages
     assert f"cannot limit the size of {log}: the file system cannot make holes in files" in warning
-    assert log.read_bytes() == content
+    assert len(pauses) == 2

@@ -76,6 +76,18 @@ def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
     assert table.stand == (Phase.FORMING, 9), "it had begun again before the store was lost"
 
 
+def test_a_world_continues_only_if_all_its_nodes_run_it_and_not_another_of_its_generation() -> None:
+    for other in (world(8, "b-1"), world(8, "a-1", "b-1", "c-1")):
+        told = {"a": world(8, "a-1", "b-1"), "b": other}
+        table = Table()
+        for node, their in told.items():
+            history = on_disk(8, their, 1)
+            said = member(node, state=State.RUNNING, generation=8, history=history)
+            table.coordinator.observe(said, Lease(said.incarnation, TTL_S), 0.0)
+        table.carry_out()
+        assert table.plan.phase is Phase.FORMING
+
+
 # -- two runs of one name -----------------------------------------------------------------------
 
 

@@ -160,6 +160,20 @@ STOPS: dict[str, Story] = {
             ("stopped", [Announce(READY, 2)]),
         ],
     ),
+    "and not in a world in which they have run, should its store be found again": (
+        running,
+        [
+            ("store_replaced", [Announce(RUNNING, 1)]),
+            (
+                "plan_changed",
+                sealed(1, 2, "c-1"),
+                [StopWorkers(Grace.NONE, "generation 1 runs without this node")],
+            ),
+            ("stopped", [Announce(READY, 0)]),
+            ("store_replaced", [Announce(READY, 0)]),
+            ("plan_changed", sealed(1, 2, "a-1", "b-1"), []),
+        ],
+    ),
     "not before its workers have stopped": (
         stopping,
         [("plan_changed", sealed(2, 4, "b-1"), []), ("stopped", [Announce(READY, 2)])],

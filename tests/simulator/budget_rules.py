@@ -88,8 +88,8 @@ class BudgetRules:
 
     def _is_told(self, before: Plan, plan: Plan) -> bool:
         """Return whether this plan goes by what a node reported of a later generation, or of a sealed one."""
-        sealed = before.phase is plan.phase is Phase.FORMING and plan.charged > before.charged
-        return sealed or plan.generation > before.generation + 1
+        is_above = before.phase is plan.phase is Phase.FORMING and plan.generation > before.generation
+        return (is_above and plan.charged > before.charged) or plan.generation > before.generation + 1
 
     def _in_a_row(self, before: Plan, plan: Plan, *, charges: bool) -> None:
         was, now = before.budget.in_a_row, plan.budget.in_a_row

@@ -24,7 +24,7 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import load_settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.files import all_but_newest, locked
-from elastic_agent.workers.guard.kept_output import CUT_HERE, PARTS
+from elastic_agent.workers.guard.kept_output import PARTS
 from elastic_agent.workers.output.folders import KEPT_RUNS
 from elastic_agent.workers.output.tee import Follower
 
@@ -35,6 +35,8 @@ LOG_BYTES = 16 * 1024**2
 
 CHECK_EVERY_S = 5.0
 """The log may exceed its space by what is written in this time."""
+
+REMOVED_HERE = b"\n[elastic-agent: output was removed here]\n"
 
 _STAT_BLOCK_BYTES = 512
 
@@ -120,14 +122,17 @@ def limit_log(path: str, limit_bytes: int = LOG_BYTES, check_every_s: float = CH
     The agent and its workers append to it meanwhile: so it keeps its length, and its middle becomes a hole, which takes
     no space and reads as zeros.
     """
-    try:
-        while True:
+    is_told = False
+    while True:
+        try:
             take_out_middle(path, limit_bytes)
-            time.sleep(check_every_s)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        logger.warning("cannot limit the size of %s: %s", path, error.strerror)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if not is_told:
+                logger.warning("cannot limit the size of %s: %s", path, error.strerror)
+            is_told = True
+        time.sleep(check_every_s)
 
 
 def take_out_middle(path: str, limit_bytes: int) -> None:
@@ -145,7 +150,7 @@ def take_out_middle(path: str, limit_bytes: int) -> None:
     handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         linux.punch_hole(handle, part_bytes, end - part_bytes)
-        os.pwrite(handle, CUT_HERE[: end - part_bytes], part_bytes)
+        os.pwrite(handle, REMOVED_HERE[: end - part_bytes], part_bytes)
     finally:
         os.close(handle)
 

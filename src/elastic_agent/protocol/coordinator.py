@@ -433,24 +433,30 @@ def _failed_by(error: RecordError, known: Plan, decision: Decision) -> Decision:
 
 
 def _still_runs(node: Sighting, world: World) -> bool:
-    """Return whether the node runs this world, or has succeeded in it."""
-    runs = node.alive and node.member.state in (State.RUNNING, State.SUCCEEDED)
-    return runs and node.member.generation == world.generation
+    """Return whether the node runs this world, or has succeeded in it; another store may have made one like it."""
+    member = node.member
+    runs = node.alive and member.state in (State.RUNNING, State.SUCCEEDED)
+    return runs and member.generation == world.generation and _world_of(member) in (None, world)
 
 
 def _history_it_runs(member: Member) -> Plan | None:
     """Return the node's history if it runs the world that this names."""
-    world = member.history.world if member.history is not None else None
+    world = _world_of(member)
     runs = member.state is State.RUNNING and world is not None and world.generation == member.generation
     return member.history if runs else None
 
 
 def _may_run(member: Member) -> bool:
     """Return whether this node, by its history, has a seat in a world and has not stopped since."""
-    world = member.history.world if member.history is not None else None
+    world = _world_of(member)
     if world is None or world.seat_of(member.incarnation) is None:
         return False
     return member.clear <= world.generation
+
+
+def _world_of(member: Member) -> World | None:
+    """Return the newest world that the node knows."""
+    return member.history.world if member.history is not None else None
 
 
 def _above(now: ClusterView, beyond: list[Plan]) -> Decision:

@@ -342,7 +342,8 @@ class Node:
             if self._leaves_by(plan):
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             if self.activity is Activity.IDLE and self.announced.state is not State.READY:
-                return self._wait_for_a_seat(plan.generation)
+                # Its workers may have run in a generation of the same number, in another store: not in that again.
+                return self._wait_for_a_seat(plan.generation if plan.generation > self.generation else 0)
             return self._warm_up()
         if self.announced == Announce(State.READY, plan.generation) and self._on(Event.SEATED):
             return [Prepare(world)]

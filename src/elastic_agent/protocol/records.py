@@ -547,7 +547,7 @@ class Plan(Record, frozen=True):
     def newness(self) -> tuple[object, ...]:
         """The same, and of two that rank alike the one that knows of more progress is the newer.
 
-        If they know of the same: the one with the larger world, as it contains a node that does not run the other one.
+        If they know of the same, the one with the larger world.
         """
         names = [seat.incarnation for seat in self.seats]
         return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row, len(names), names

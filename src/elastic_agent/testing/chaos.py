@@ -346,6 +346,8 @@ class _ChaosRun:
         lost = ", ".join(
             f"{fault.lost} after {fault.name} at step {fault.position}" for fault in faults if fault.lost
         )
+        if faults and all(fault.lost is None for fault in faults):
+            return Check(None, f"steps lost after {len(faults)} notices: not known")
         text = f"steps lost after {len(faults)} notices: {lost or 'none'}"
         return Check(not lost, f"{text}; {_HEED_NOTICES}" if lost and not self._report.mistakes else text)
 
