@@ -71,6 +71,8 @@ HANGS = """
         if dist.get_rank() == 1:
             time.sleep(600)
         dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    dist.destroy_process_group()  # else torch may abort the interpreter that ends
 """
 
 

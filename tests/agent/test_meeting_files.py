@@ -31,6 +31,8 @@ if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(total)
 print(f"trained in restart {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+dist.barrier()
+dist.destroy_process_group()  # else torch may abort the interpreter that ends
 """
 
 

@@ -73,6 +73,7 @@ def main() -> None:
             client.leave()
     training.note("done")
     dist.barrier()
+    dist.destroy_process_group()  # else torch may abort the interpreter that ends
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ def main() -> None:
     dist.all_reduce(torch.ones(1))
     met_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     if generation > last:
+        dist.barrier()
+        dist.destroy_process_group()  # else torch may abort the interpreter that ends
         return
     if dist.get_rank() != 0:
         time.sleep(600)  # ended by the stop that rank 0's failure brings about

@@ -34,6 +34,16 @@ class Kept(Cluster):
         """Return how many processes of each have trained."""
         return [len({*self.of(worker, "world", "pid")}) for worker in workers]
 
+    def kept(self, *workers: str) -> list[str]:
+        """Return those of these workers that have trained in one process only.
+
+        One of them may be missing: after a kill, gloo sometimes leaves another worker waiting for a send whose
+        connection has ended. That worker does not park in time, and is started again.
+        """
+        kept = [worker for worker in workers if self.processes_of(worker) == [1]]
+        assert len(kept) >= len(workers) - 1, f"only {kept} of {workers}"
+        return kept
+
     def digests(self) -> set[str]:
         """Return what the workers that have ended the training say of its state."""
         return {note["digest"] for note in self.notes("done")}
