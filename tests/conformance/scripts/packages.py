@@ -117,10 +117,8 @@ def state():
 
 def agents_functions():
     """The number of functions at exit that a warm worker has beside the script's (documented)."""
-    if not any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path):
-        return 0
-    counts_steps = "torch" in sys.modules
-    return AT_THE_END + counts_steps
+    is_warm = any(type(finder).__name__ == "Preloaded" for finder in sys.meta_path)
+    return AT_THE_END * is_warm
 
 
 AT_THE_END = 6
